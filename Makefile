@@ -1,0 +1,32 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help train test lint
+
+help:
+	@echo "make train   set up .venv and train the default decoder (ARGS='--max_steps 100' adds arguments)"
+	@echo "make test    set up .venv and run the tests (ARGS='-k data' adds arguments)"
+	@echo "make lint    set up .venv and run ruff and pyright"
+
+# torch comes first and alone: pip then takes the build that this machine is set up for.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --upgrade pip
+	$(BIN)/pip install --constraint constraints.txt torch
+	$(BIN)/pip install --constraint constraints.txt --editable '.[train,test]'
+	touch $@
+
+# An interrupted run goes on from its last checkpoint, a finished one is only evaluated again.
+train: $(INSTALLED)
+	$(BIN)/python train_lm.py configs/base_decoder.yaml --resume_from_checkpoint auto $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
