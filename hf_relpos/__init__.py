@@ -1,0 +1,77 @@
+"""Position schemes as one config field, with segment memory, for Hugging Face transformers."""
+
+from transformers import AutoConfig
+from transformers import AutoModel
+from transformers import AutoModelForCausalLM
+from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMultipleChoice
+from transformers import AutoModelForQuestionAnswering
+from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForTokenClassification
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from .configuration_relpos import RelPosDecoderConfig
+from .configuration_relpos import RelPosEncoderConfig
+from .modeling_relpos import RelPosDecoderForCausalLM
+from .modeling_relpos import RelPosDecoderForSequenceClassification
+from .modeling_relpos import RelPosDecoderForTokenClassification
+from .modeling_relpos import RelPosDecoderModel
+from .modeling_relpos import RelPosEncoderForMaskedLM
+from .modeling_relpos import RelPosEncoderForMultipleChoice
+from .modeling_relpos import RelPosEncoderForQuestionAnswering
+from .modeling_relpos import RelPosEncoderForSequenceClassification
+from .modeling_relpos import RelPosEncoderForTokenClassification
+from .modeling_relpos import RelPosEncoderModel
+from .schemes import SCHEMES
+from .segment_memory import SegmentMemory
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SCHEMES",
+    "RelPosDecoderConfig",
+    "RelPosDecoderForCausalLM",
+    "RelPosDecoderForSequenceClassification",
+    "RelPosDecoderForTokenClassification",
+    "RelPosDecoderModel",
+    "RelPosEncoderConfig",
+    "RelPosEncoderForMaskedLM",
+    "RelPosEncoderForMultipleChoice",
+    "RelPosEncoderForQuestionAnswering",
+    "RelPosEncoderForSequenceClassification",
+    "RelPosEncoderForTokenClassification",
+    "RelPosEncoderModel",
+    "SegmentMemory",
+    "__version__",
+]
+
+
+def _register() -> None:
+    """Make the Auto classes know every class here, and every saved folder carry the code. Harmless when repeated."""
+    families = {
+        RelPosDecoderConfig: {
+            AutoModel: RelPosDecoderModel,
+            AutoModelForCausalLM: RelPosDecoderForCausalLM,
+            AutoModelForSequenceClassification: RelPosDecoderForSequenceClassification,
+            AutoModelForTokenClassification: RelPosDecoderForTokenClassification,
+        },
+        RelPosEncoderConfig: {
+            AutoModel: RelPosEncoderModel,
+            AutoModelForMaskedLM: RelPosEncoderForMaskedLM,
+            AutoModelForSequenceClassification: RelPosEncoderForSequenceClassification,
+            AutoModelForTokenClassification: RelPosEncoderForTokenClassification,
+            AutoModelForQuestionAnswering: RelPosEncoderForQuestionAnswering,
+            AutoModelForMultipleChoice: RelPosEncoderForMultipleChoice,
+        },
+    }
+    for config, models in families.items():
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        config.register_for_auto_class()
+        for auto, model in models.items():
+            auto.register(config, model, exist_ok=True)
+            model.register_for_auto_class(auto.__name__)
+    # Trainer looks class names up here to decide whether label smoothing must shift the labels.
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[RelPosDecoderConfig.model_type] = RelPosDecoderForCausalLM.__name__
+
+
+_register()

@@ -1,0 +1,178 @@
+"""The attention layer, written once for all schemes and backends.
+
+A scheme describes its score terms; here they become the `position_bias` that transformers' own `eager`, `sdpa` and
+`flex_attention` take. A backend that cannot do a scheme is refused when the model is built (`modeling_relpos.py`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .positions import Positions
+from .scheme_base import PositionScheme
+from .scheme_base import ScoreTerms
+
+
+def dense_bias(
+    terms: ScoreTerms, positions: Positions, query: torch.Tensor, key: torch.Tensor, scale: float
+) -> torch.Tensor | None:
+    """All that `terms` add to the scaled scores, as one tensor.
+
+    Args:
+        terms: what the scheme adds.
+        positions: which distance each pair has.
+        query: `(batch, heads, query, head_dim)` without offsets.
+        key: `(batch, heads, key, head_dim)`.
+        scale: factor on products of vectors.
+
+    Returns:
+        `(batch|1, heads, query, key)` in the dtype of the query, or None when nothing is added.
+    """
+    parts: list[torch.Tensor] = []
+    if terms.bias is not None:
+        parts.append(positions.spread(terms.bias))
+    if terms.query_vectors is not None:
+        offset = query if terms.distance_offset is None else query + terms.distance_offset[:, None].to(query.dtype)
+        vectors = terms.query_vectors.to(query.dtype)
+        parts.append(positions.gather((offset * scale) @ vectors.transpose(-1, -2)))
+    if terms.key_vectors is not None:
+        parts.append(positions.gather_keys((key * scale) @ terms.key_vectors.to(key.dtype).transpose(-1, -2)))
+    if terms.dense is not None:
+        parts.append(terms.dense)
+    return sum(parts[1:], parts[0]).to(query.dtype) if parts else None
+
+
+def repeat_heads(states: torch.Tensor, groups: int) -> torch.Tensor:
+    """Repeat key or value heads for grouped queries: `(batch, kv_heads, key, head_dim)` to `(batch, heads, key, head_dim)`."""
+    return states if groups == 1 else states.repeat_interleave(groups, dim=1)
+
+
+def eager_attention_forward(
+    module: "RelPosAttention",
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    position_bias: torch.Tensor | None = None,
+    value_term: Callable[[torch.Tensor], torch.Tensor | None] | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention in plain products, with transformers' signature; the softmax runs in float32.
+
+    Returns:
+        The output `(batch, query, heads, head_dim)` and the probabilities `(batch, heads, query, key)`.
+    """
+    groups = module.num_key_value_groups
+    scores = (query * scaling) @ repeat_heads(key, groups).transpose(-1, -2)
+    if position_bias is not None:
+        scores = scores + position_bias
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    probabilities = nn.functional.softmax(scores, dim=-1, dtype=wide).to(value.dtype)
+    probabilities = nn.functional.dropout(probabilities, dropout, module.training)
+    output = probabilities @ repeat_heads(value, groups)
+    added = value_term(probabilities) if value_term is not None else None
+    return (output if added is None else output + added).transpose(1, 2).contiguous(), probabilities
+
+
+def backend_mask(positions: Positions, implementation: str, batch: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """The mask in the form that a backend takes: booleans, nothing where `is_causal` says it all, or additive for flex."""
+    if implementation == "sdpa":
+        return positions.visible if positions.needs_mask else None
+    if implementation == "flex_attention":
+        hidden = torch.zeros(positions.visible.shape, dtype=dtype, device=positions.visible.device)
+        return hidden.masked_fill(~positions.visible, torch.finfo(dtype).min).expand(batch, -1, -1, -1)
+    return positions.visible
+
+
+class RelPosAttention(nn.Module):
+    """Self-attention with memory and cache, for any position scheme.
+
+    Args:
+        config: the model's configuration.
+        layer_idx: which cache entry is this layer's.
+    """
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim: int = config.head_dim
+        self.num_key_value_groups: int = config.num_attention_heads // config.num_key_value_heads
+        self.attention_dropout: float = config.attention_dropout
+        self.is_causal: bool = config.causal
+        inner, shared = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, inner, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, shared, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, shared, bias=config.attention_bias)
+        self.o_proj = nn.Linear(inner, config.hidden_size, bias=config.attention_bias)
+
+    def _heads(self, states: torch.Tensor) -> torch.Tensor:
+        return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (batch, heads, length, head_dim)
+
+    def project_context(self, context: torch.Tensor, scheme: PositionScheme, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys, encoded, and values of `(batch, length, hidden_size)`: `(batch, kv_heads, length, head_dim)` each."""
+        return scheme.encode_key(self._heads(self.k_proj(context)), prepared), self._heads(self.v_proj(context))
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        context: torch.Tensor,
+        scheme: PositionScheme,
+        positions: Positions,
+        prepared: Any,
+        cache: Cache | None = None,
+        force_eager: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend from `hidden_states (batch, query, hidden_size)` to `context (batch, fresh, hidden_size)` and the cache.
+
+        Returns:
+            The output `(batch, query, hidden_size)` and the probabilities `(batch, heads, query, key)`, None if not computed.
+        """
+        query = scheme.encode_query(self._heads(self.q_proj(hidden_states)), prepared)
+        key, value = self.project_context(context, scheme, prepared)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        implementation = "eager" if force_eager else self.config._attn_implementation or "eager"
+        output, probabilities = self._attend(implementation, query, key, value, scheme, positions, prepared)
+        return self.o_proj(output.flatten(2)), probabilities
+
+    def _attend(
+        self,
+        implementation: str,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scheme: PositionScheme,
+        positions: Positions,
+        prepared: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Let a backend attend; the output is `(batch, query, heads, head_dim)`."""
+        terms = scheme.score_terms(positions, prepared, query, repeat_heads(key, self.num_key_value_groups))
+        bias = None
+        if terms is not None:
+            bias = dense_bias(terms, positions, query, repeat_heads(key, self.num_key_value_groups), scheme.scale())
+            if terms.key_offset is not None:
+                query = query + terms.key_offset[:, None].to(query.dtype)
+        if implementation == "flex_attention" and bias is not None:
+            bias = bias.expand(query.shape[0], -1, -1, -1)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        return attend(
+            self,
+            query,
+            key,
+            value,
+            backend_mask(positions, implementation, query.shape[0], query.dtype),
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=scheme.scale(),
+            is_causal=self.is_causal,
+            position_bias=bias,
+            value_term=lambda probabilities: scheme.value_term(probabilities, positions),
+        )

@@ -1,0 +1,181 @@
+"""Configurations: the position scheme is one field, and combinations without meaning are refused here with the reason."""
+
+from typing import Any, ClassVar, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers.configuration_utils import PreTrainedConfig
+
+from .schemes import check_schemes
+
+
+def auto_map(family: str, heads: tuple[str, ...]) -> dict[str, str]:
+    """The `auto_map` of a family: its configuration, `AutoModel` and every head, so that any head loads from any folder."""
+    auto = {"MaskedLM": "AutoModelForMaskedLM", "CausalLM": "AutoModelForCausalLM"}
+    entries = {"AutoConfig": f"configuration_relpos.{family}Config", "AutoModel": f"modeling_relpos.{family}Model"}
+    return entries | {auto.get(head, f"AutoModelFor{head}"): f"modeling_relpos.{family}For{head}" for head in heads}
+
+
+@strict
+class RelPosConfig(PreTrainedConfig):
+    r"""
+    What encoders and decoders have in common. Use [`RelPosEncoderConfig`] or [`RelPosDecoderConfig`].
+
+    Args:
+        vocab_size (`int`): number of tokens.
+        hidden_size (`int`): width of the model.
+        num_hidden_layers (`int`): number of layers.
+        num_attention_heads (`int`): number of attention heads.
+        num_key_value_heads (`int`, *optional*): number of key and value heads; as many as attention heads by default.
+        head_dim (`int`, *optional*): size of a head; `hidden_size / num_attention_heads` by default.
+        intermediate_size (`int`, *optional*): width of the feed-forward layers; four times `hidden_size` by default.
+        hidden_act (`str`): activation of the feed-forward layers.
+        gated_mlp (`bool`): multiply the activation by a second projection, as Llama and T5 1.1 do.
+        hidden_dropout (`float`): dropout of embeddings and of the output of each sub-layer.
+        attention_dropout (`float`): dropout of attention probabilities.
+        norm_position (`"pre"` or `"post"`): normalise the input of each sub-layer, or the sum after it.
+        norm_type (`"layer_norm"` or `"rms_norm"`): how it is normalised.
+        layer_norm_eps (`float`): epsilon of the normalisation.
+        embedding_norm (`bool`): normalise the embeddings, as BERT and BLOOM do.
+        embedding_size (`int`, *optional*): width of the embeddings when it is not `hidden_size`.
+        scale_embedding (`bool`, *optional*): multiply the embeddings by the root of their size; by default only for
+            `sinusoidal`, whose paper does so.
+        type_vocab_size (`int`): number of token types; 0 for none.
+        parallel_residual (`bool`): attention and feed-forward read the same input, as GPT-NeoX does.
+        attention_bias, mlp_bias, norm_bias (`bool`): whether these layers have a bias.
+        initializer_range (`float`): standard deviation of the initial weights.
+        max_position_embeddings (`int`): number of learned positions: a bound for `learned_absolute` only.
+        tie_word_embeddings (`bool`): share the embeddings with the language-model head.
+        position_scheme (`str` or `list[str]`): one scheme for all layers, or one a layer.
+        position_parameters (`dict`): the scheme's own parameters; with a list, a dict for each scheme name.
+        share_positions (`"layer"` or `"model"`): each layer owns its position parameters, or one set serves the stack.
+        classifier_dropout (`float`, *optional*): dropout before a classification head; `hidden_dropout` by default.
+        detach_memory (`bool`): cut the segment memory off from the graph of the segment that made it.
+    """
+
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values", "memory"]
+    causal: ClassVar[bool] = False
+    family_auto_map: ClassVar[dict[str, str]] = {}
+
+    vocab_size: int = 4096
+    hidden_size: int = 256
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 8
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    hidden_act: str = "gelu"
+    gated_mlp: bool = False
+    hidden_dropout: float | int = 0.0
+    attention_dropout: float | int = 0.0
+    norm_position: Literal["pre", "post"] = "pre"
+    norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    layer_norm_eps: float = 1e-5
+    embedding_norm: bool = False
+    embedding_size: int | None = None
+    scale_embedding: bool | None = None
+    type_vocab_size: int = 0
+    parallel_residual: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    norm_bias: bool = True
+    initializer_range: float = 0.02
+    max_position_embeddings: int = 1024
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    position_scheme: str | list[str] = "rope"
+    position_parameters: dict[str, Any] | None = None
+    share_positions: Literal["layer", "model"] = "layer"
+    classifier_dropout: float | int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        self._complete_heads()
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        if self.scale_embedding is None:
+            self.scale_embedding = self.position_scheme == "sinusoidal"
+        if self.position_parameters is None:
+            self.position_parameters = {}
+        if self.parallel_residual and self.norm_position == "post":
+            raise ValueError("parallel_residual=True needs norm_position='pre': both sub-layers read one normalised input")
+        check_schemes(self)
+        kwargs.pop("auto_map", None)
+        super().__post_init__(**kwargs)
+        self.auto_map = dict(self.family_auto_map)
+
+    def _complete_heads(self) -> None:
+        """Derive the head size and the number of key and value heads, or refuse numbers that do not divide."""
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                divisors = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
+                raise ValueError(
+                    f"num_attention_heads={self.num_attention_heads} does not divide hidden_size={self.hidden_size}; "
+                    f"it may be one of {divisors}, or give head_dim"
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(f"num_key_value_heads={self.num_key_value_heads} does not divide {self.num_attention_heads} heads")
+
+
+@strict
+class RelPosEncoderConfig(RelPosConfig):
+    r"""
+    Configuration of a bidirectional encoder. The common fields are those of [`RelPosConfig`].
+
+    Args:
+        classifier_pooling (`"cls"` or `"mean"`): what a sequence classifier reads: the first token or the mean of all.
+    """
+
+    model_type = "relpos_encoder"
+    family_auto_map: ClassVar[dict[str, str]] = auto_map(
+        "RelPosEncoder",
+        ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"),
+    )
+
+    classifier_pooling: Literal["cls", "mean"] = "mean"
+
+
+@strict
+class RelPosDecoderConfig(RelPosConfig):
+    r"""
+    Configuration of a causal decoder. The common fields are those of [`RelPosConfig`].
+
+    Args:
+        use_cache (`bool`): return a key/value cache when the model generates.
+        mem_len (`int`): tokens of segment memory; 0 turns it off.
+        sliding_window (`int`, `None` or `"auto"`): keys that a query sees, itself included; None for all of the memory and the
+            own segment (the original Transformer-XL). By default `mem_len + 1` with memory, else None.
+        detach_memory (`bool`): cut the memory off from the graph of the segment that made it.
+    """
+
+    model_type = "relpos_decoder"
+    causal: ClassVar[bool] = True
+    family_auto_map: ClassVar[dict[str, str]] = auto_map(
+        "RelPosDecoder", ("CausalLM", "SequenceClassification", "TokenClassification")
+    )
+
+    use_cache: bool = True
+    mem_len: int = 0
+    sliding_window: int | None | Literal["auto"] = "auto"
+    detach_memory: bool = True
+    layer_types: list[str] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.mem_len < 0:
+            raise ValueError(f"mem_len={self.mem_len} must be 0 (no memory) or more")
+        if self.sliding_window == "auto":
+            self.sliding_window = self.mem_len + 1 if self.mem_len else None
+        if self.sliding_window is not None and self.sliding_window < 2:
+            raise ValueError(f"sliding_window={self.sliding_window} must be at least 2 (the query and one key before it) or None")
+        kind = "full_attention" if self.sliding_window is None else "sliding_attention"
+        self.layer_types = [kind] * self.num_hidden_layers
+        super().__post_init__(**kwargs)

@@ -1,0 +1,676 @@
+"""Layers, stacks and heads of the relative-position models."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.cache_utils import DynamicCache
+from transformers.generation import GenerationMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import MaskedLMOutput
+from transformers.modeling_outputs import MultipleChoiceModelOutput
+from transformers.modeling_outputs import QuestionAnsweringModelOutput
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.modeling_outputs import TokenClassifierOutput
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import ModelOutput
+from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from .attention import RelPosAttention
+from .configuration_relpos import RelPosConfig
+from .configuration_relpos import RelPosDecoderConfig
+from .configuration_relpos import RelPosEncoderConfig
+from .positions import Positions
+from .positions import build_positions
+from .scheme_base import PositionScheme
+from .schemes import build_scheme
+from .schemes import layer_schemes
+from .schemes import probabilities_reason
+from .segment_memory import SegmentMemory
+from .segment_memory import check_memory
+from .segment_memory import next_memory
+
+logger = logging.get_logger(__name__)
+
+_PASSED_ON = {
+    "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "shift_labels", "cache_position",
+    "is_causal", "logits_to_keep", "next_sequence_length", "token_type_ids",
+}  # fmt: skip
+"""Keyword arguments of transformers that a forward accepts without naming them."""
+
+
+@dataclass
+class RelPosModelOutput(ModelOutput):
+    """Output of a decoder without a head.
+
+    Attributes:
+        last_hidden_state: `(batch, sequence, hidden_size)`.
+        cache: the key/value cache, when one is in use.
+        memory: the segment memory after this segment, when `mem_len > 0` and no cache is in use.
+        hidden_states, attentions: one tensor a layer, when asked for.
+    """
+
+    last_hidden_state: torch.Tensor | None = None
+    cache: Cache | None = None
+    memory: SegmentMemory | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class RelPosCausalLMOutput(ModelOutput):
+    """Output of a decoder with a language-model head: `loss` and `logits (batch, sequence, vocab_size)`, then as the model's."""
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    cache: Cache | None = None
+    memory: SegmentMemory | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+
+
+def make_norm(config: RelPosConfig, size: int) -> nn.Module:
+    """The normalisation that the configuration names."""
+    if config.norm_type == "rms_norm":
+        return nn.RMSNorm(size, eps=config.layer_norm_eps)
+    return nn.LayerNorm(size, eps=config.layer_norm_eps, bias=config.norm_bias)
+
+
+class RelPosMLP(nn.Module):
+    """Feed-forward layer, gated or not."""
+
+    def __init__(self, config: RelPosConfig) -> None:
+        super().__init__()
+        size, inner = config.hidden_size, config.intermediate_size
+        self.up_proj = nn.Linear(size, inner, bias=config.mlp_bias)
+        self.gate_proj = nn.Linear(size, inner, bias=config.mlp_bias) if config.gated_mlp else None
+        self.down_proj = nn.Linear(inner, size, bias=config.mlp_bias)
+        self.act = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        up = self.up_proj(hidden_states)
+        inner = self.act(up) if self.gate_proj is None else self.act(self.gate_proj(hidden_states)) * up
+        return self.down_proj(inner)
+
+
+class RelPosLayer(GradientCheckpointingLayer):
+    """Attention and feed-forward with residuals, normalised before (pre) or after (post) each sub-layer."""
+
+    def __init__(self, config: RelPosConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.pre_norm = config.norm_position == "pre"
+        self.parallel = config.parallel_residual
+        self.attention = RelPosAttention(config, layer_idx)
+        self.mlp = RelPosMLP(config)
+        self.attention_norm = make_norm(config, config.hidden_size)
+        self.mlp_norm = make_norm(config, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        """One layer over `(batch, query, hidden_size)`, with `memory (batch, slots, hidden_size)` in front of the keys.
+
+        The memory holds inputs of this layer as they were, so a pre-norm layer normalises it like the segment.
+        """
+        context = hidden_states if memory is None else torch.cat([memory, hidden_states], 1)
+        if self.pre_norm:
+            context = self.attention_norm(context)
+        query = context[:, -hidden_states.shape[1] :] if self.pre_norm else hidden_states
+        attended = self.dropout(self.attention(query, context, **kwargs)[0])
+        if not self.pre_norm:
+            hidden_states = self.attention_norm(hidden_states + attended)
+            return self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states)))
+        middle = hidden_states + attended
+        return middle + self.dropout(self.mlp(self.mlp_norm(hidden_states if self.parallel else middle)))
+
+
+class RelPosPreTrainedModel(PreTrainedModel):
+    """Weights, backends and conventions that all models share."""
+
+    config: RelPosConfig
+    config_class = RelPosConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["RelPosLayer"]
+    _skip_keys_device_placement = ["cache", "past_key_values"]
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _can_record_outputs = {"hidden_states": RelPosLayer, "attentions": RelPosAttention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Fill one module; output projections of pre-norm layers are scaled down by the number of residuals, as in GPT-2."""
+        super()._init_weights(module)
+        if isinstance(module, PositionScheme):
+            module.initialize(self.config.initializer_range)
+        elif isinstance(module, RelPosLayer) and module.pre_norm:
+            std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
+            init.normal_(module.attention.o_proj.weight, std=std)
+            init.normal_(module.mlp.down_proj.weight, std=std)
+
+    def _refuse_fused(self, implementation: str) -> None:
+        reason = probabilities_reason(self.config)
+        if reason is not None:
+            raise ValueError(f"attn_implementation={implementation!r} cannot do this scheme: {reason}; use 'eager'")
+
+    def _sdpa_can_dispatch(self, is_init_check: bool = False) -> bool:
+        self._refuse_fused("sdpa")
+        return super()._sdpa_can_dispatch(is_init_check)
+
+    def _flex_attn_can_dispatch(self, is_init_check: bool = False) -> bool:
+        self._refuse_fused("flex_attention")
+        return super()._flex_attn_can_dispatch(is_init_check)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """As in transformers; when nothing was asked for and the default cannot do the scheme, the fallback is logged."""
+        chosen = super().get_correct_attn_implementation(requested_attention, is_init_check)
+        if requested_attention is None and chosen == "eager":
+            logger.warning_once(f"attn_implementation falls back to 'eager': {probabilities_reason(self.config)}")
+        return chosen
+
+    def _token_loss(self, logits: torch.Tensor, labels: torch.Tensor, shifted: bool, kwargs: dict[str, Any]) -> torch.Tensor:
+        """Mean loss of the targets that are not -100, or their sum over `num_items_in_batch`; 0 when there is no target."""
+        targets = kwargs.get("shift_labels")
+        counted = targets if targets is not None else labels[..., 1:] if shifted else labels
+        total = kwargs.get("num_items_in_batch")
+        total = counted.ne(-100).sum() if total is None else torch.as_tensor(total, device=logits.device)
+        extra = {"shift_labels": targets} if targets is not None else {}
+        return self.loss_function(
+            logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=total.clamp(min=1), **extra
+        )
+
+
+class RelPosStack(RelPosPreTrainedModel):
+    """Embeddings, position schemes and layers: what the encoder and the decoder share."""
+
+    def __init__(self, config: RelPosConfig) -> None:
+        super().__init__(config)
+        embedding_size = config.embedding_size or config.hidden_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, embedding_size, config.pad_token_id)
+        self.embed_types = nn.Embedding(config.type_vocab_size, embedding_size) if config.type_vocab_size else None
+        same = embedding_size == config.hidden_size
+        self.embed_projection = None if same else nn.Linear(embedding_size, config.hidden_size, bias=False)
+        self.embed_norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        names = layer_schemes(config)
+        kinds = list(dict.fromkeys(names))
+        schemes = [build_scheme(config, name) for name in kinds]
+        if config.share_positions == "model" or schemes[0].acts_on_embeddings:
+            self.scheme_of_layer = [kinds.index(name) for name in names]
+        else:
+            schemes = [build_scheme(config, name) for name in names]
+            self.scheme_of_layer = list(range(len(names)))
+        self.position_schemes = nn.ModuleList(schemes)
+        self.layers = nn.ModuleList(RelPosLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = make_norm(config, config.hidden_size) if config.norm_position == "pre" else None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value
+
+    def _embed_ids(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        """Token embeddings `(batch, sequence, embedding_size)` of exactly one of the two inputs."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        if inputs_embeds is not None:
+            return inputs_embeds
+        if not torch.compiler.is_compiling() and input_ids.numel() and int(input_ids.max()) >= self.config.vocab_size:
+            raise ValueError(f"token id {int(input_ids.max())} is beyond vocab_size={self.config.vocab_size}")
+        return self.embed_tokens(input_ids)
+
+    def _enter(self, embeds: torch.Tensor, positions: Positions, token_type_ids: torch.Tensor | None) -> torch.Tensor:
+        """What enters the first layer, `(batch, sequence, hidden_size)`."""
+        hidden_states = embeds * embeds.shape[-1] ** 0.5 if self.config.scale_embedding else embeds
+        if self.embed_types is not None:
+            types = torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
+            hidden_states = hidden_states + self.embed_types(types if token_type_ids is None else token_type_ids)
+        if self.embed_projection is not None:
+            hidden_states = self.embed_projection(hidden_states)
+        hidden_states = self.position_schemes[0].embed(hidden_states, positions.in_document)
+        return self.dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
+
+    def _run_layers(
+        self,
+        hidden_states: torch.Tensor,
+        positions: Positions,
+        memory: SegmentMemory | None = None,
+        cache: Cache | None = None,
+        force_eager: bool = False,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run all layers; returns the last hidden states `(batch, sequence, hidden_size)` and what entered each layer."""
+        prepared: dict[type, Any] = {}
+        for scheme in self.position_schemes:
+            if type(scheme) not in prepared:
+                prepared[type(scheme)] = scheme.prepare(positions)
+        entered = []
+        for index, layer in enumerate(self.layers):
+            scheme = self.position_schemes[self.scheme_of_layer[index]]
+            entered.append(hidden_states)
+            hidden_states = layer(
+                hidden_states,
+                None if memory is None else memory.hidden[:, index],
+                scheme=scheme,
+                positions=positions,
+                prepared=prepared[type(scheme)],
+                cache=cache,
+                force_eager=force_eager,
+            )
+        return hidden_states if self.norm is None else self.norm(hidden_states), entered
+
+    def _wants_attentions(self, kwargs: dict[str, Any]) -> bool:
+        """Whether probabilities are asked for, which only the eager path gives; unknown arguments are refused."""
+        unknown = sorted(set(kwargs) - _PASSED_ON)
+        if unknown:
+            raise TypeError(f"{type(self).__name__}.forward got unknown arguments: {', '.join(unknown)}")
+        wanted = kwargs.get("output_attentions")
+        return bool(self.config.output_attentions if wanted is None else wanted)
+
+
+class RelPosEncoderModel(RelPosStack):
+    """Bidirectional encoder without a head."""
+
+    config: RelPosEncoderConfig
+    config_class = RelPosEncoderConfig
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        reset_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Encode `input_ids (batch, sequence)`.
+
+        Args:
+            input_ids: token ids; or `inputs_embeds (batch, sequence, embedding_size)` in their place.
+            attention_mask: `(batch, sequence)` 1 for tokens, 0 for padding.
+            position_ids: `(batch|1, sequence)` position numbers; by default tokens are counted.
+            token_type_ids: `(batch, sequence)` token types, when the model has any.
+            reset_mask: `(batch, sequence)` true on the first token of each packed document.
+        """
+        force_eager = self._wants_attentions(kwargs)
+        embeds = self._embed_ids(input_ids, inputs_embeds)
+        positions = build_positions(
+            (embeds.shape[0], embeds.shape[1]),
+            embeds.device,
+            causal=False,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            reset_mask=reset_mask,
+        )
+        hidden_states = self._enter(embeds, positions, token_type_ids)
+        hidden_states, _ = self._run_layers(hidden_states, positions, force_eager=force_eager)
+        return BaseModelOutput(last_hidden_state=hidden_states)
+
+
+class RelPosDecoderModel(RelPosStack):
+    """Causal decoder without a head, with segment memory and a key/value cache."""
+
+    config: RelPosDecoderConfig
+    config_class = RelPosDecoderConfig
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        cache: Cache | None = None,
+        use_cache: bool | None = None,
+        memory: SegmentMemory | None = None,
+        reset_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> RelPosModelOutput:
+        """Decode `input_ids (batch, sequence)`.
+
+        Args:
+            input_ids: token ids; or `inputs_embeds (batch, sequence, embedding_size)` in their place.
+            attention_mask: `(batch, cached + sequence)` 1 for tokens, 0 for padding; or a ready mask of four dimensions.
+            position_ids: `(batch|1, sequence)` position numbers; by default tokens are counted.
+            cache: key/value cache of earlier tokens; `past_key_values` is its old name.
+            use_cache: return a cache; by default what the configuration says, but a model with memory returns memory.
+            memory: segment memory that an earlier forward returned.
+            reset_mask: `(batch, sequence)` true on the first token of each document: nothing before it is seen.
+        """
+        cache = kwargs.pop("past_key_values", None) if cache is None else cache
+        force_eager = self._wants_attentions(kwargs)
+        if isinstance(attention_mask, dict):
+            attention_mask = attention_mask[self.config.layer_types[0]]
+        embeds = self._embed_ids(input_ids, inputs_embeds)
+        batch, sequence = embeds.shape[:2]
+        cache = self._resolve_cache(cache, use_cache, memory, batch)
+        if memory is not None:
+            like = embeds if self.embed_projection is None else self.embed_projection.weight.new_empty(1, 1, self.config.hidden_size)
+            memory = check_memory(memory, batch, self.config.num_hidden_layers, self.config.mem_len, like)
+        positions = build_positions(
+            (batch, sequence),
+            embeds.device,
+            causal=True,
+            window=self.config.sliding_window,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            reset_mask=reset_mask,
+            cached=None if cache is None else (cache.get_seq_length(), *cache.get_mask_sizes(sequence, 0)),
+            memory_length=None if memory is None else memory.length,
+            memory_slots=0 if memory is None else memory.slots,
+        )
+        hidden_states, entered = self._run_layers(
+            self._enter(embeds, positions, kwargs.get("token_type_ids")), positions, memory, cache, force_eager
+        )
+        if cache is None and self.config.mem_len:
+            valid = None if positions.key_valid is None else positions.key_valid[:, -sequence:]
+            memory = next_memory(memory, entered, self.config.mem_len, valid, positions.query_document)
+            memory = memory.detach() if self.config.detach_memory else memory
+        return RelPosModelOutput(last_hidden_state=hidden_states, cache=cache, memory=memory if cache is None else None)
+
+    def _resolve_cache(
+        self, cache: Cache | None, use_cache: bool | None, memory: SegmentMemory | None, batch: int
+    ) -> Cache | None:
+        """The cache of this pass, or None; a cache and a memory exclude each other."""
+        if memory is not None and self.config.mem_len == 0:
+            raise ValueError("memory was given to a model with mem_len=0: set mem_len to use segment memory")
+        if memory is not None and (cache is not None or use_cache):
+            raise ValueError("memory and a key/value cache exclude each other: model.memory_to_cache(memory) turns one into the other")
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            if cache is not None or use_cache:
+                logger.warning_once("use_cache=True is incompatible with gradient checkpointing: no cache is used")
+            return None
+        if use_cache is None:
+            use_cache = cache is not None or (self.config.use_cache and self.config.mem_len == 0 and not self.training)
+        if not use_cache:
+            return None
+        if cache is None:
+            return DynamicCache(config=self.config)
+        first = next((layer for layer in getattr(cache, "layers", []) if getattr(layer, "keys", None) is not None), None)
+        if first is not None and first.keys.dim() == 4 and first.keys.shape[0] != batch:
+            raise ValueError(f"the cache holds a batch of {first.keys.shape[0]}, the input a batch of {batch}")
+        return cache
+
+
+class RelPosDecoderForCausalLM(RelPosPreTrainedModel, GenerationMixin):
+    """Decoder with a language-model head."""
+
+    config: RelPosDecoderConfig
+    config_class = RelPosDecoderConfig
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: RelPosDecoderConfig) -> None:
+        super().__init__(config)
+        self.model = RelPosDecoderModel(config)
+        size = config.embedding_size or config.hidden_size
+        self.head_projection = None if size == config.hidden_size else nn.Linear(config.hidden_size, size, bias=False)
+        self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        cache: Cache | None = None,
+        use_cache: bool | None = None,
+        memory: SegmentMemory | None = None,
+        reset_mask: torch.Tensor | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> RelPosCausalLMOutput:
+        """Decode and predict the next tokens; the arguments of [`RelPosDecoderModel`] and two more.
+
+        Args:
+            labels: `(batch, sequence)` unshifted targets, -100 where there is none; `shift_labels`, aligned with the logits,
+                takes precedence, so that the first token of the next segment can be a target too.
+            logits_to_keep: number of last positions to compute logits for, or their indices; 0 for all.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            cache=cache,
+            use_cache=use_cache,
+            memory=memory,
+            reset_mask=reset_mask,
+            **kwargs,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
+        hidden_states = outputs.last_hidden_state if isinstance(keep, int) else outputs.last_hidden_state[:, keep]
+        logits = self.lm_head(hidden_states if self.head_projection is None else self.head_projection(hidden_states))
+        has_targets = labels is not None or kwargs.get("shift_labels") is not None
+        return RelPosCausalLMOutput(
+            loss=self._token_loss(logits, labels, True, kwargs) if has_targets else None,
+            logits=logits,
+            cache=outputs.cache,
+            memory=outputs.memory,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
+        """No position numbers: they follow from the mask and the cache, and distances from indices."""
+        return None
+
+
+class RelPosEncoderForMaskedLM(RelPosPreTrainedModel):
+    """Encoder with a masked-language-model head."""
+
+    config: RelPosEncoderConfig
+    config_class = RelPosEncoderConfig
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: RelPosEncoderConfig) -> None:
+        super().__init__(config)
+        self.model = RelPosEncoderModel(config)
+        size = config.embedding_size or config.hidden_size
+        self.head_dense = nn.Linear(config.hidden_size, size)
+        self.head_act = ACT2FN[config.hidden_act]
+        self.head_norm = make_norm(config, size)
+        self.lm_head = nn.Linear(size, config.vocab_size, bias=True)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """Predict masked tokens: `labels (batch, sequence)` hold the originals, -100 elsewhere; else as [`RelPosEncoderModel`]."""
+        inputs = {name: value for name, value in kwargs.items() if name not in ("num_items_in_batch", "shift_labels")}
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **inputs)
+        logits = self.lm_head(self.head_norm(self.head_act(self.head_dense(outputs.last_hidden_state))))
+        loss = self._token_loss(logits, labels, False, kwargs) if labels is not None else None
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+
+
+class _Classifier(RelPosPreTrainedModel):
+    """A base model, dropout and one linear layer: what all classification heads share."""
+
+    outputs_per_token: int | None = None
+    model_class: type[RelPosStack] = RelPosEncoderModel
+
+    def __init__(self, config: RelPosConfig) -> None:
+        super().__init__(config)
+        self.model = self.model_class(config)
+        rate = config.hidden_dropout if config.classifier_dropout is None else config.classifier_dropout
+        self.classifier_dropout = nn.Dropout(rate)
+        self.classifier = nn.Linear(config.hidden_size, self.outputs_per_token or config.num_labels)
+        self.post_init()
+
+    def _classify(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.classifier_dropout(hidden_states))
+
+
+class _SequenceClassifier(_Classifier):
+    """Classifies a whole sequence from one pooled vector."""
+
+    def _pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """`(batch, hidden_size)` from `(batch, sequence, hidden_size)`, padding left out."""
+        raise NotImplementedError(f"{type(self).__name__} has no pooling")
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """Classify: `labels (batch,)` classes, or `(batch, num_labels)` for several, or numbers for regression."""
+        loss_kwargs = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
+        if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
+            attention_mask = input_ids.ne(self.config.pad_token_id).long()
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        logits = self._classify(self._pool(outputs.last_hidden_state, attention_mask))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **loss_kwargs)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class _TokenClassifier(_Classifier):
+    """Classifies each token."""
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None, **kwargs: Any
+    ) -> TokenClassifierOutput:
+        """Classify each token: `labels (batch, sequence)`, -100 where there is none."""
+        loss_kwargs = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
+        outputs = self.model(input_ids=input_ids, **kwargs)
+        logits = self._classify(outputs.last_hidden_state)
+        loss = self.loss_function(logits, labels, self.config, **loss_kwargs) if labels is not None else None
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class RelPosEncoderForSequenceClassification(_SequenceClassifier):
+    """Encoder that classifies the first token or the mean of all (`classifier_pooling`)."""
+
+    config: RelPosEncoderConfig
+    config_class = RelPosEncoderConfig
+
+    def _pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        mask = hidden_states.new_ones(hidden_states.shape[:2]) if attention_mask is None else attention_mask
+        if self.config.classifier_pooling == "cls":
+            return hidden_states[torch.arange(len(hidden_states), device=hidden_states.device), mask.argmax(1)]
+        weight = mask.to(hidden_states.dtype)[..., None]
+        return (hidden_states * weight).sum(1) / weight.sum(1).clamp(min=1)
+
+
+class RelPosEncoderForTokenClassification(_TokenClassifier):
+    """Encoder that classifies each token."""
+
+    config: RelPosEncoderConfig
+    config_class = RelPosEncoderConfig
+
+
+class RelPosEncoderForQuestionAnswering(_Classifier):
+    """Encoder that finds the first and last token of an answer."""
+
+    config: RelPosEncoderConfig
+    config_class = RelPosEncoderConfig
+    outputs_per_token = 2
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        start_positions: torch.Tensor | None = None,
+        end_positions: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringModelOutput:
+        """Score each token as start and end; `start_positions` and `end_positions (batch,)` give the loss."""
+        loss_kwargs = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
+        outputs = self.model(input_ids=input_ids, **kwargs)
+        start_logits, end_logits = (part.contiguous() for part in self._classify(outputs.last_hidden_state).unbind(-1))
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **loss_kwargs)
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class RelPosEncoderForMultipleChoice(RelPosEncoderForSequenceClassification):
+    """Encoder that chooses one of several continuations."""
+
+    outputs_per_token = 1
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> MultipleChoiceModelOutput:
+        """Score `input_ids (batch, choices, sequence)`; `labels (batch,)` name the right choice."""
+        kwargs.pop("num_items_in_batch", None)
+        tensors = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
+        choices = next(value.shape[1] for value in tensors.values() if isinstance(value, torch.Tensor) and value.dim() > 2)
+        flat = {name: value.flatten(0, 1) if isinstance(value, torch.Tensor) else value for name, value in tensors.items()}
+        outputs = super().forward(**flat, return_dict=True)
+        logits = outputs.logits.view(-1, choices)
+        loss = nn.functional.cross_entropy(logits, labels) if labels is not None else None
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class _LastToken:
+    """Pooling of a causal model: its last token has seen all others."""
+
+    def _pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        if attention_mask is None:
+            return hidden_states[:, -1]
+        order = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+        last = (attention_mask * order).argmax(1)
+        return hidden_states[torch.arange(len(hidden_states), device=hidden_states.device), last]
+
+
+class RelPosDecoderForSequenceClassification(_LastToken, _SequenceClassifier):
+    """Decoder that classifies a sequence from its last token."""
+
+    config: RelPosDecoderConfig
+    config_class = RelPosDecoderConfig
+    model_class = RelPosDecoderModel
+
+
+class RelPosDecoderForTokenClassification(_TokenClassifier):
+    """Decoder that classifies each token."""
+
+    config: RelPosDecoderConfig
+    config_class = RelPosDecoderConfig
+    model_class = RelPosDecoderModel

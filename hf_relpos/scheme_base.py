@@ -1,0 +1,178 @@
+"""The contract of a position scheme, and nothing else.
+
+A scheme describes what its paper adds to attention; it never decides how that is computed. It says the cheapest thing that is
+true: a number per head and distance, a vector per distance that meets the query (or the key), or, only where nothing less will
+do, a dense tensor. `attention.py` turns the description into numbers for whichever backend runs.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from .positions import Positions
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a scheme: its default, what it may be, and what it means.
+
+    Attributes:
+        default: the paper's value.
+        help: one line for the documentation.
+        minimum, maximum: inclusive bounds of a number.
+        choices: the allowed values, where they can be listed.
+        optional: whether None is allowed.
+    """
+
+    default: Any
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[Any, ...] | None = None
+    optional: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words."""
+        if self.choices is not None:
+            return "one of " + ", ".join(repr(choice) for choice in self.choices)
+        kind = type(self.default).__name__ if self.default is not None else "int"
+        bounds = [f"at least {self.minimum:g}"] if self.minimum is not None else []
+        bounds += [f"at most {self.maximum:g}"] if self.maximum is not None else []
+        return " ".join([kind, " and ".join(bounds)]).strip() + (" or None" if self.optional else "")
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return `value` in the type of the default, or raise a ValueError that names it and what is allowed."""
+        if value is None and self.optional:
+            return None
+        if self.choices is not None:
+            good = any(value == choice and type(value) is type(choice) for choice in self.choices)
+        elif isinstance(self.default, float):
+            good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        else:
+            good = isinstance(value, int) and not isinstance(value, bool)
+        if good and self.choices is None:
+            value = float(value) if isinstance(self.default, float) else value
+            good = (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
+        if not good:
+            raise ValueError(f"{name}={value!r} is not allowed: {self.allowed}")
+        return value
+
+
+@dataclass(frozen=True)
+class ScoreTerms:
+    """What a scheme adds to the scores, in the cheapest shape that says it. All parts are optional and add up.
+
+    The score of query q and key k at distance r is
+    `scale * ((q + key_offset) . k + (q + distance_offset) . query_vectors[r] + k . key_vectors[r]) + bias[r] + dense`.
+
+    Attributes:
+        bias: `(heads, distances)` a number per head and distance, added to the scaled scores.
+        query_vectors: `(heads|1, distances, head_dim)` a vector per distance that meets the query.
+        key_vectors: `(heads|1, distances, head_dim)` a vector per distance that meets the key.
+        key_offset: `(heads, head_dim)` added to the query where it meets the keys: u of Transformer-XL.
+        distance_offset: `(heads, head_dim)` added to the query where it meets the distances: v of Transformer-XL.
+        dense: `(batch|1, heads, query, key)` added to the scaled scores.
+    """
+
+    bias: torch.Tensor | None = None
+    query_vectors: torch.Tensor | None = None
+    key_vectors: torch.Tensor | None = None
+    key_offset: torch.Tensor | None = None
+    distance_offset: torch.Tensor | None = None
+    dense: torch.Tensor | None = None
+
+
+class PositionScheme(nn.Module):
+    """Base of all schemes: a no-op in every hook, which is the scheme `nope`.
+
+    Subclasses override what their paper needs. Rules: a scheme encodes queries and keys before the cache or describes score
+    terms after it, never both; angles and biases are computed in float32 and cast last; no tensor lengths, no matrices kept.
+
+    Args:
+        config: the model's configuration, for head count, head size and direction.
+        parameters: the scheme's own parameters, already checked and completed; they become attributes.
+    """
+
+    parameter_specs: ClassVar[dict[str, Parameter]] = {}
+    refuses: ClassVar[dict[str, str]] = {}
+    """Uses without meaning, `causal`, `bidirectional` or `memory`, each with the reason."""
+    acts_on_embeddings: ClassVar[bool] = False
+    """Whether the scheme adds to the embeddings, once for the whole stack, instead of acting in each layer."""
+    source: ClassVar[str] = ""
+    """The paper."""
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__()
+        self.heads: int = config.num_attention_heads
+        self.head_dim: int = config.head_dim
+        self.causal: bool = config.causal
+        for name, value in parameters.items():
+            setattr(self, name, value)
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Check the given parameters and add the defaults of the others.
+
+        Raises:
+            ValueError: an unknown parameter, or a value that is not allowed; the message names what is.
+        """
+        unknown = sorted(set(given) - set(cls.parameter_specs))
+        if unknown:
+            known = ", ".join(cls.parameter_specs) or "it has none"
+            raise ValueError(f"unknown parameter {', '.join(map(repr, unknown))} of {cls.__name__}; its parameters: {known}")
+        return {
+            name: spec.check(f"{cls.__name__} parameter {name}", given.get(name, spec.default))
+            for name, spec in cls.parameter_specs.items()
+        }
+
+    @classmethod
+    def check(cls, config: Any, parameters: dict[str, Any]) -> None:
+        """Refuse, by a ValueError, completed parameters that do not fit the model's configuration or each other."""
+
+    @classmethod
+    def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:
+        """The reason why the scheme needs attention probabilities, which fused kernels do not give; None if it does not."""
+        return None
+
+    def initialize(self, std: float) -> None:
+        """Fill the scheme's own tables; `std` is the model's `initializer_range`."""
+
+    def scale(self) -> float:
+        """Factor on the products of queries and keys."""
+        return self.head_dim**-0.5
+
+    def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:
+        """Add absolute positions `(batch|1, sequence)` to the embeddings `(batch, sequence, hidden)`."""
+        return hidden_states
+
+    def prepare(self, positions: Positions) -> Any:
+        """Work without parameters that all layers of this scheme share in one forward pass."""
+        return None
+
+    def encode_query(self, query: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """Encode queries `(batch, heads, query, head_dim)` before they meet the keys."""
+        return query
+
+    def encode_key(self, key: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """Encode new keys `(batch, heads, fresh, head_dim)` before they enter the cache."""
+        return key
+
+    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms | None:
+        """What is added to the scores of `query` and all keys, cached ones included."""
+        return None
+
+    def value_term(self, probabilities: torch.Tensor, positions: Positions) -> torch.Tensor | None:
+        """What is added to the attention output, from `(batch, heads, query, key)` probabilities after dropout."""
+        return None
+
+
+def sinusoid(positions: torch.Tensor, size: int, base: float = 10000.0, interleaved: bool = False) -> torch.Tensor:
+    """Sinusoids of positions, `(..., size)`: all sines then all cosines, or in turn (arXiv 1706.03762, section 3.5)."""
+    exponent = torch.arange(0, size, 2, device=positions.device, dtype=torch.float32) / size
+    angle = positions[..., None].float() * base**-exponent
+    pair = torch.stack([angle.sin(), angle.cos()], -1 if interleaved else -2).flatten(-2)
+    return pair[..., :size]

@@ -1,0 +1,84 @@
+"""The names of all schemes. A new one is a class, one line in `SCHEMES`, one row in the test matrix and one config file."""
+
+from typing import Any
+
+from .scheme_base import PositionScheme
+from .schemes_absolute import LearnedAbsolute
+from .schemes_absolute import NoPE
+from .schemes_absolute import Sinusoidal
+from .schemes_bias import Alibi
+from .schemes_bias import LearnedBias
+from .schemes_bias import T5
+from .schemes_query import Music
+from .schemes_query import Shaw
+from .schemes_query import TransformerXL
+from .schemes_rotary import RoPE
+
+SCHEMES: dict[str, type[PositionScheme]] = {
+    "nope": NoPE,
+    "sinusoidal": Sinusoidal,
+    "learned_absolute": LearnedAbsolute,
+    "learned_bias": LearnedBias,
+    "shaw": Shaw,
+    "t5": T5,
+    "transformer_xl": TransformerXL,
+    "music": Music,
+    "rope": RoPE,
+    "alibi": Alibi,
+}
+
+
+def scheme_class(name: str) -> type[PositionScheme]:
+    """The class of a scheme name, or a ValueError that lists the names."""
+    if name not in SCHEMES:
+        raise ValueError(f"unknown position_scheme {name!r}; the schemes are: {', '.join(SCHEMES)}")
+    return SCHEMES[name]
+
+
+def layer_schemes(config: Any) -> list[str]:
+    """The scheme name of each layer."""
+    given = config.position_scheme
+    return [given] * config.num_hidden_layers if isinstance(given, str) else list(given)
+
+
+def scheme_parameters(config: Any, name: str) -> dict[str, Any]:
+    """All parameters of one scheme of a configuration: what was given, completed by the paper's defaults."""
+    given = config.position_parameters
+    return scheme_class(name).complete(given if isinstance(config.position_scheme, str) else given.get(name, {}))
+
+
+def check_schemes(config: Any) -> None:
+    """Refuse scheme names, parameters and combinations without meaning.
+
+    Raises:
+        ValueError: names the offending value, the reason, and what is allowed.
+    """
+    names = layer_schemes(config)
+    if len(names) != config.num_hidden_layers:
+        raise ValueError(f"position_scheme lists {len(names)} schemes for num_hidden_layers={config.num_hidden_layers}")
+    if not isinstance(config.position_scheme, str):
+        for key, value in config.position_parameters.items():
+            if key not in names or not isinstance(value, dict):
+                allowed = ", ".join(dict.fromkeys(names))
+                raise ValueError(f"position_parameters of a list of schemes map scheme names ({allowed}) to dicts: {key!r}={value!r}")
+    uses = {"causal" if config.causal else "bidirectional": True, "memory": getattr(config, "mem_len", 0) > 0}
+    for name in dict.fromkeys(names):
+        kind = scheme_class(name)
+        kind.check(config, scheme_parameters(config, name))
+        for use, wanted in uses.items():
+            if wanted and use in kind.refuses:
+                field = f"mem_len={config.mem_len}" if use == "memory" else f"a {use} model"
+                raise ValueError(f"position_scheme {name!r} is refused for {field}: {kind.refuses[use]}")
+        if kind.acts_on_embeddings and set(names) != {name}:
+            raise ValueError(f"position_scheme {name!r} acts on the embeddings, so it cannot be the scheme of single layers: {names}")
+
+
+def build_scheme(config: Any, name: str) -> PositionScheme:
+    """One scheme module of a configuration."""
+    return scheme_class(name)(config, **scheme_parameters(config, name))
+
+
+def probabilities_reason(config: Any) -> str | None:
+    """Why the schemes of a configuration need attention probabilities, or None when fused kernels can serve them."""
+    reasons = (scheme_class(name).needs_probabilities(scheme_parameters(config, name)) for name in layer_schemes(config))
+    return next((reason for reason in reasons if reason is not None), None)

@@ -1,0 +1,54 @@
+"""Schemes without relative positions: none at all, and the two absolute ones. They are the baselines."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .scheme_base import PositionScheme
+from .scheme_base import sinusoid
+
+_MEMORY = "absolute positions restart in every segment, so the memory's order would be lost (arXiv 1901.02860, section 3.3)"
+
+
+class NoPE(PositionScheme):
+    """No positions: a causal decoder infers order from its mask alone (arXiv 2305.19466)."""
+
+    refuses = {"bidirectional": "without positions and without a causal mask the tokens are a bag: no order is left"}
+    source = "arXiv 2305.19466"
+
+
+class Sinusoidal(PositionScheme):
+    """Fixed sinusoids added to the embeddings: PE(p) = [sin(p w), cos(p w)] (arXiv 1706.03762, section 3.5)."""
+
+    refuses = {"memory": _MEMORY}
+    acts_on_embeddings = True
+    source = "arXiv 1706.03762, section 3.5"
+
+    def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:
+        return hidden_states + sinusoid(in_document, hidden_states.shape[-1]).to(hidden_states.dtype)
+
+
+class LearnedAbsolute(PositionScheme):
+    """One learned vector per absolute position, added to the embeddings (arXiv 1705.03122; BERT, GPT-2)."""
+
+    refuses = {"memory": _MEMORY}
+    acts_on_embeddings = True
+    source = "arXiv 1705.03122, section 3.1"
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.bound: int = config.max_position_embeddings
+        self.position_embeddings = nn.Parameter(torch.empty(self.bound, config.hidden_size))
+
+    def initialize(self, std: float) -> None:
+        init.normal_(self.position_embeddings, std=std)
+
+    def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling() and (last := int(in_document.max())) >= self.bound:
+            raise ValueError(
+                f"position {last} is beyond the learned positions 0 to {self.bound - 1}: learned_absolute is bounded by "
+                f"max_position_embeddings={self.bound}; shorten the text or choose a relative scheme"
+            )
+        return hidden_states + self.position_embeddings[in_document]

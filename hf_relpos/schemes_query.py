@@ -1,0 +1,140 @@
+"""Schemes in which a vector per distance meets the query."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import dropout
+from transformers import initialization as init
+
+from .positions import Positions
+from .scheme_base import Parameter
+from .scheme_base import PositionScheme
+from .scheme_base import ScoreTerms
+from .scheme_base import sinusoid
+
+
+class Shaw(PositionScheme):
+    """Vectors per clipped distance added to keys and values (arXiv 1803.02155, section 3.2).
+
+    e_ij = q_i . (k_j + aK[clip(j - i, -k, k)]) / sqrt(d) and z_i = sum_j p_ij (v_j + aV[clip(j - i, -k, k)]); the tables are
+    shared by the heads of a layer.
+    """
+
+    parameter_specs = {
+        "max_distance": Parameter(16, "k: distances beyond share the vector of this one", minimum=1),
+        "values": Parameter(True, "add vectors to the values too", choices=(True, False)),
+        "table": Parameter("learned", "learned vectors or fixed sinusoids", choices=("learned", "sinusoidal")),
+    }
+    source = "arXiv 1803.02155, section 3.2"
+    max_distance: int
+    values: bool
+    table: str
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        entries = self.max_distance + 1 if self.causal else 2 * self.max_distance + 1
+        if self.table == "learned":
+            self.key_table = nn.Parameter(torch.empty(entries, self.head_dim))
+            if self.values:
+                self.value_table = nn.Parameter(torch.empty(entries, self.head_dim))
+
+    @classmethod
+    def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:
+        return "shaw adds vectors to the values (values=True)" if parameters["values"] else None
+
+    def initialize(self, std: float) -> None:
+        if self.table == "learned":
+            for table in (self.key_table, self.value_table) if self.values else (self.key_table,):
+                init.xavier_uniform_(table)
+
+    def _clip(self, distance: torch.Tensor) -> torch.Tensor:
+        return distance.clamp(-self.max_distance, 0 if self.causal else self.max_distance) + self.max_distance
+
+    def _vectors(self, name: str, device: torch.device) -> torch.Tensor:
+        """The table of the keys or of the values, `(entries, head_dim)`."""
+        if self.table == "learned":
+            return getattr(self, name)
+        low, high = -self.max_distance, 0 if self.causal else self.max_distance
+        return sinusoid(torch.arange(low, high + 1, device=device), self.head_dim, interleaved=True)
+
+    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+        table = self._vectors("key_table", query.device)
+        return ScoreTerms(query_vectors=table.index_select(0, self._clip(positions.distances))[None])
+
+    def value_term(self, probabilities: torch.Tensor, positions: Positions) -> torch.Tensor | None:
+        if not self.values:
+            return None
+        table = self._vectors("value_table", probabilities.device).to(probabilities.dtype)
+        entry = self._clip(positions.distance)[:, None].expand_as(probabilities)
+        weight = probabilities.new_zeros(*probabilities.shape[:-1], table.shape[0]).scatter_add(-1, entry, probabilities)
+        return weight @ table
+
+
+class TransformerXL(PositionScheme):
+    """Sinusoids of the distance meet the query, with two learned offsets (arXiv 1901.02860, section 3.3).
+
+    A_ij = ((q_i + u) . k_j + (q_i + v) . W_r R[i - j]) / sqrt(d); R is [sin | cos] of the distance, shared by all layers.
+    """
+
+    parameter_specs = {
+        "clamp_len": Parameter(None, "distances beyond use the sinusoid of this one", minimum=1, optional=True),
+    }
+    source = "arXiv 1901.02860, section 3.3"
+    clamp_len: int | None
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.hidden_size: int = config.hidden_size
+        self.dropout: float = config.hidden_dropout
+        self.distance_projection = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
+        self.key_offset = nn.Parameter(torch.empty(self.heads, self.head_dim))
+        self.distance_offset = nn.Parameter(torch.empty(self.heads, self.head_dim))
+
+    def initialize(self, std: float) -> None:
+        init.normal_(self.distance_projection.weight, std=std)
+        init.normal_(self.key_offset, std=std)
+        init.normal_(self.distance_offset, std=std)
+
+    def prepare(self, positions: Positions) -> torch.Tensor:
+        back = -positions.distances
+        if self.clamp_len is not None:
+            back = back.clamp(-self.clamp_len, self.clamp_len)
+        return dropout(sinusoid(back, self.hidden_size), self.dropout, self.training)
+
+    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+        projected = self.distance_projection(prepared.to(self.distance_projection.weight.dtype))
+        return ScoreTerms(
+            query_vectors=projected.unflatten(-1, (self.heads, self.head_dim)).transpose(0, 1),
+            key_offset=self.key_offset,
+            distance_offset=self.distance_offset,
+        )
+
+
+class Music(PositionScheme):
+    """A learned vector per head and distance meets the query (Music Transformer, arXiv 1809.04281, section 3.4).
+
+    Distances beyond the table add nothing, as in the released code.
+    """
+
+    parameter_specs = {
+        "max_distance": Parameter(512, "number of distances with a vector, 0 included", minimum=1),
+        "share_heads": Parameter(False, "one table for all heads of a layer", choices=(False, True)),
+    }
+    refuses = {"bidirectional": "its table holds the past only (arXiv 1809.04281, section 3.4.1)"}
+    source = "arXiv 1809.04281, section 3.4"
+    max_distance: int
+    share_heads: bool
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.table = nn.Parameter(torch.empty(1 if self.share_heads else self.heads, self.max_distance, self.head_dim))
+
+    def initialize(self, std: float) -> None:
+        init.normal_(self.table, std=self.head_dim**-0.5)
+
+    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+        row = positions.distances + self.max_distance - 1  # the last row is distance 0
+        known = (row >= 0) & (row < self.max_distance)
+        vectors = self.table.index_select(1, row.clamp(0, self.max_distance - 1))
+        return ScoreTerms(query_vectors=vectors.masked_fill(~known[:, None], 0.0))
