@@ -1,0 +1,101 @@
+"""Tokenizers that need no download: single bytes, and a byte-level BPE learned from the training text.
+
+Both are ordinary fast tokenizers: the saved folder loads with `AutoTokenizer` where this package is not installed, and
+both give any text back unchanged. `<|endoftext|>` starts and ends a document, as in GPT-2.
+"""
+
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+END_OF_TEXT, PAD, MASK = SPECIAL_TOKENS = ("<|endoftext|>", "<pad>", "<mask>")
+
+
+def build_byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer whose ids 0 to 255 are the bytes of the UTF-8 text, followed by the special tokens."""
+    alphabet = bytes_to_unicode()
+    backend = Tokenizer(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return _wrap(backend)
+
+
+def train_bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Learn a byte-level BPE.
+
+    Args:
+        texts: the training documents.
+        vocab_size: size of the whole vocabulary, with the 256 bytes and the special tokens.
+
+    Returns:
+        The tokenizer; the same texts give the same one.
+    """
+    smallest = 256 + len(SPECIAL_TOKENS)
+    if vocab_size < smallest:
+        raise ValueError(f"vocab_size={vocab_size} is too small for a BPE: bytes and special tokens need {smallest}")
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=True,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return _wrap(backend)
+
+
+def load_tokenizer(name: str, texts: Iterable[str] = (), vocab_size: int = 4096) -> PreTrainedTokenizerBase:
+    """Build or load a tokenizer.
+
+    Args:
+        name: "byte", "bpe", or anything that `AutoTokenizer` loads (a folder, a name on the Hub).
+        texts: the documents from which "bpe" learns.
+        vocab_size: the vocabulary of "bpe".
+    """
+    if name == "byte":
+        return build_byte_tokenizer()
+    if name == "bpe":
+        return train_bpe_tokenizer(texts, vocab_size)
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"tokenizer_name={name!r} is neither 'byte', 'bpe' nor a tokenizer to load: {error}"
+        ) from error
+
+
+def start_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that stands before a document: bos, or else eos or cls."""
+    return _first_of(tokenizer, "bos_token_id", "eos_token_id", "cls_token_id")
+
+
+def end_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that is to be predicted after a document: eos, or else sep, bos or cls."""
+    return _first_of(tokenizer, "eos_token_id", "sep_token_id", "bos_token_id", "cls_token_id")
+
+
+def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The padding token; without one, the end token, which the attention mask hides just as well."""
+    return end_token_id(tokenizer) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+
+def _first_of(tokenizer: PreTrainedTokenizerBase, *names: str) -> int:
+    found = next((token for token in (getattr(tokenizer, name) for name in names) if token is not None), None)
+    if found is None:
+        raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has none of {', '.join(names)}")
+    return found
+
+
+def _wrap(backend: Tokenizer) -> PreTrainedTokenizerFast:
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=PAD,
+        mask_token=MASK,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
