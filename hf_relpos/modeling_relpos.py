@@ -373,8 +373,7 @@ class RelPosDecoderModel(RelPosStack):
             self._enter(embeds, positions, kwargs.get("token_type_ids")), positions, memory, cache, force_eager
         )
         if cache is None and self.config.mem_len:
-            valid = None if positions.key_valid is None else positions.key_valid[:, -sequence:]
-            memory = next_memory(memory, entered, self.config.mem_len, valid, positions.query_document)
+            memory = next_memory(memory, entered, self.config.mem_len, positions.query_valid, positions.query_document)
             memory = memory.detach() if self.config.detach_memory else memory
         return RelPosModelOutput(last_hidden_state=hidden_states, cache=cache, memory=memory if cache is None else None)
 

@@ -42,6 +42,7 @@ class Positions:
         causal: a query sees no key after itself.
         window: number of keys a query sees, itself included; None for all.
         key_valid: `(batch, key)` False for padding and unused memory slots; None when all are valid.
+        query_valid: `(batch, query)` False for padding among the queries; None when there is none.
         query_document, key_document: `(batch, query)` and `(batch, key)` number of the document; None when there is one.
         given_mask: `(batch|1, 1, query, key)` a mask made by the caller, which then replaces all of the above.
     """
@@ -55,6 +56,7 @@ class Positions:
     causal: bool
     window: int | None = None
     key_valid: torch.Tensor | None = None
+    query_valid: torch.Tensor | None = None
     query_document: torch.Tensor | None = None
     key_document: torch.Tensor | None = None
     given_mask: torch.Tensor | None = None
@@ -247,6 +249,7 @@ def build_positions(
         causal=causal,
         window=window,
         key_valid=key_valid,
+        query_valid=None if valid is None else valid[:, -sequence:],
         query_document=documents,
         key_document=key_document,
         given_mask=given_mask,
