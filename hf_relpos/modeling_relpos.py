@@ -306,7 +306,7 @@ class RelPosEncoderModel(RelPosStack):
         embeds = self._embed_ids(input_ids, inputs_embeds)
         positions = build_positions(
             (embeds.shape[0], embeds.shape[1]),
-            embeds.device,
+            embeds,
             causal=False,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -359,7 +359,7 @@ class RelPosDecoderModel(RelPosStack):
             memory = check_memory(memory, batch, self.config.num_hidden_layers, self.config.mem_len, like)
         positions = build_positions(
             (batch, sequence),
-            embeds.device,
+            embeds,
             causal=True,
             window=self.config.sliding_window,
             attention_mask=attention_mask,

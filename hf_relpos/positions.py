@@ -45,6 +45,7 @@ class Positions:
         query_valid: `(batch, query)` False for padding among the queries; None when there is none.
         query_document, key_document: `(batch, query)` and `(batch, key)` number of the document; None when there is one.
         given_mask: `(batch|1, 1, query, key)` a mask made by the caller, which then replaces all of the above.
+        dtype: of angles and distances in formulas: float32, or float64 in a float64 model.
     """
 
     query: torch.Tensor
@@ -60,6 +61,7 @@ class Positions:
     query_document: torch.Tensor | None = None
     key_document: torch.Tensor | None = None
     given_mask: torch.Tensor | None = None
+    dtype: torch.dtype = torch.float32
 
     @property
     def is_toeplitz(self) -> bool:
@@ -188,7 +190,7 @@ def count_in_document(
 
 def build_positions(
     shape: tuple[int, int],
-    device: torch.device,
+    like: torch.Tensor,
     *,
     causal: bool,
     window: int | None = None,
@@ -203,7 +205,7 @@ def build_positions(
 
     Args:
         shape: batch size and number of new tokens.
-        device: where the tensors are made.
+        like: a tensor whose device and precision (at least float32) are used.
         causal: whether the future is hidden.
         window: number of keys that a query sees, itself included; None for all.
         attention_mask: `(batch, past + sequence)` 1 for tokens and 0 for padding, or `(batch|1, 1, query, key)`.
@@ -217,7 +219,7 @@ def build_positions(
     Raises:
         ValueError: a mask or position_ids of a length that fits neither the tokens nor the keys.
     """
-    sequence = shape[1]
+    sequence, device = shape[1], like.device
     past, keys, offset = cached if cached is not None else (memory_slots, memory_slots + sequence, 0)
     start = past - offset
     query = torch.arange(sequence, device=device)[None] + past
@@ -253,6 +255,7 @@ def build_positions(
         query_document=documents,
         key_document=key_document,
         given_mask=given_mask,
+        dtype=torch.promote_types(like.dtype, torch.float32),
     )
 
 

@@ -27,7 +27,8 @@ class Sinusoidal(PositionScheme):
     source = "arXiv 1706.03762, section 3.5"
 
     def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:
-        return hidden_states + sinusoid(in_document, hidden_states.shape[-1]).to(hidden_states.dtype)
+        dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+        return hidden_states + sinusoid(in_document, hidden_states.shape[-1], dtype).to(hidden_states.dtype)
 
 
 class LearnedAbsolute(PositionScheme):

@@ -100,7 +100,7 @@ class TransformerXL(PositionScheme):
         back = -positions.distances
         if self.clamp_len is not None:
             back = back.clamp(-self.clamp_len, self.clamp_len)
-        return dropout(sinusoid(back, self.hidden_size), self.dropout, self.training)
+        return dropout(sinusoid(back, self.hidden_size, positions.dtype), self.dropout, self.training)
 
     def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
         projected = self.distance_projection(prepared.to(self.distance_projection.weight.dtype))

@@ -7,6 +7,7 @@ import torch
 from .positions import Positions
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
+from .scheme_base import frequencies
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
@@ -45,14 +46,11 @@ class RoPE(PositionScheme):
             )
 
     def prepare(self, positions: Positions) -> tuple[Rotation, Rotation]:
-        return self._rotation(positions.query), self._rotation(positions.fresh_key)
-
-    def _rotation(self, position: torch.Tensor) -> Rotation:
-        """Cos and sin of every angle, `(batch|1, length, pairs)`, in float32 whatever the model's dtype."""
         turned = 2 * int(self.head_dim * self.partial_rotary_factor / 2)
-        exponent = torch.arange(0, turned, 2, device=position.device, dtype=torch.float32) / turned
-        angle = position[..., None].float() * self.rope_theta**-exponent
-        return angle.cos(), angle.sin()
+        turns = frequencies(turned, self.rope_theta, positions.query.device).to(positions.dtype)
+        angles = (place[..., None].to(positions.dtype) * turns for place in (positions.query, positions.fresh_key))
+        query, key = ((angle.cos(), angle.sin()) for angle in angles)  # (batch|1, length, pairs)
+        return query, key
 
     def encode_query(self, query: torch.Tensor, prepared: tuple[Rotation, Rotation]) -> torch.Tensor:
         return rotate(query, prepared[0], self.interleaved)
