@@ -170,15 +170,15 @@ class PositionScheme(nn.Module):
         return None
 
 
-def frequencies(size: int, base: float, device: torch.device) -> torch.Tensor:
-    """Angle per position of each pair of channels, base^(-2t/size), `(size / 2,)`, in float32 (arXiv 1706.03762, section 3.5)."""
-    return 1.0 / base ** (torch.arange(0, size, 2, device=device, dtype=torch.float32) / size)
+def frequencies(size: int, base: float, device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Angle per position of each pair of channels, base^(-2t/size), `(size / 2,)` (arXiv 1706.03762, section 3.5)."""
+    return 1.0 / base ** (torch.arange(0, size, 2, device=device, dtype=dtype) / size)
 
 
 def sinusoid(
     positions: torch.Tensor, size: int, dtype: torch.dtype = torch.float32, interleaved: bool = False
 ) -> torch.Tensor:
     """Sinusoids of positions, `(..., size)`: all sines then all cosines, or in turn (arXiv 1706.03762, section 3.5)."""
-    angle = positions[..., None].to(dtype) * frequencies(size, 10000.0, positions.device).to(dtype)
+    angle = positions[..., None].to(dtype) * frequencies(size, 10000.0, positions.device, dtype)
     pair = torch.stack([angle.sin(), angle.cos()], -1 if interleaved else -2).flatten(-2)
     return pair[..., :size]

@@ -87,7 +87,7 @@ class T5(PositionScheme):
         return ScoreTerms(bias=self.bias.index_select(1, prepared))
 
 
-def alibi_slopes(heads: int, geometric: bool = False) -> torch.Tensor:
+def alibi_slopes(heads: int, geometric: bool = False, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Slope of each head, `(heads,)`: 2^(-8h/H) for H a power of two, else as the released code interpolates.
 
     The released code takes the slopes of the next lower power of two, then every other slope of twice that number. The text of
@@ -95,7 +95,7 @@ def alibi_slopes(heads: int, geometric: bool = False) -> torch.Tensor:
     """
 
     def powers(count: int) -> torch.Tensor:
-        return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float32) / count)
+        return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=dtype) / count)
 
     lower = heads if geometric else 2 ** (heads.bit_length() - 1)
     return torch.cat([powers(lower), powers(2 * lower)[0::2][: heads - lower]])
@@ -113,8 +113,8 @@ class Alibi(PositionScheme):
     sides: str
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        slopes = alibi_slopes(self.heads, self.slopes == "geometric").to(positions.distances.device)
-        bias = -slopes[:, None] * positions.distances.abs().float()
+        slopes = alibi_slopes(self.heads, self.slopes == "geometric", positions.dtype).to(positions.distances.device)
+        bias = -slopes[:, None] * positions.distances.abs()
         if not self.causal and self.sides == "split":
             ahead = positions.distances > 0
             backward_head = torch.arange(self.heads, device=bias.device)[:, None] % 2 == 0

@@ -51,21 +51,22 @@ class Shaw(PositionScheme):
     def _clip(self, distance: torch.Tensor) -> torch.Tensor:
         return distance.clamp(-self.max_distance, 0 if self.causal else self.max_distance) + self.max_distance
 
-    def _vectors(self, name: str, device: torch.device) -> torch.Tensor:
+    def _vectors(self, name: str, positions: Positions) -> torch.Tensor:
         """The table of the keys or of the values, `(entries, head_dim)`."""
         if self.table == "learned":
             return getattr(self, name)
         low, high = -self.max_distance, 0 if self.causal else self.max_distance
-        return sinusoid(torch.arange(low, high + 1, device=device), self.head_dim, interleaved=True)
+        distances = torch.arange(low, high + 1, device=positions.query.device)
+        return sinusoid(distances, self.head_dim, positions.dtype, interleaved=True)
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        table = self._vectors("key_table", query.device)
+        table = self._vectors("key_table", positions)
         return ScoreTerms(query_vectors=table.index_select(0, self._clip(positions.distances))[None])
 
     def value_term(self, probabilities: torch.Tensor, positions: Positions) -> torch.Tensor | None:
         if not self.values:
             return None
-        table = self._vectors("value_table", probabilities.device).to(probabilities.dtype)
+        table = self._vectors("value_table", positions).to(probabilities.dtype)
         entry = self._clip(positions.distance)[:, None].expand_as(probabilities)
         weight = probabilities.new_zeros(*probabilities.shape[:-1], table.shape[0]).scatter_add(-1, entry, probabilities)
         return weight @ table

@@ -47,7 +47,7 @@ class RoPE(PositionScheme):
 
     def prepare(self, positions: Positions) -> tuple[Rotation, Rotation]:
         turned = 2 * int(self.head_dim * self.partial_rotary_factor / 2)
-        turns = frequencies(turned, self.rope_theta, positions.query.device).to(positions.dtype)
+        turns = frequencies(turned, self.rope_theta, positions.query.device, positions.dtype)
         angles = (place[..., None].to(positions.dtype) * turns for place in (positions.query, positions.fresh_key))
         query, key = ((angle.cos(), angle.sin()) for angle in angles)  # (batch|1, length, pairs)
         return query, key
