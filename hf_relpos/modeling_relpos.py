@@ -353,6 +353,8 @@ class RelPosDecoderModel(RelPosStack):
             attention_mask = attention_mask[self.config.layer_types[0]]
         embeds = self._embed_ids(input_ids, inputs_embeds)
         batch, sequence = embeds.shape[:2]
+        if use_cache is None and cache is None and reset_mask is not None:
+            use_cache = False  # packed documents are not continued token by token
         cache = self._resolve_cache(cache, use_cache, memory, batch)
         if memory is not None:
             like = embeds if self.embed_projection is None else self.embed_projection.weight.new_empty(1, 1, self.config.hidden_size)

@@ -1,0 +1,174 @@
+"""The test matrix: one row a scheme, and the small models that the tests run over.
+
+A scheme that joins `SCHEMES` joins all tests by its row here, and fails one without it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import references as paper
+import torch
+from reference_model import SchemeUse, reference_model, who_sees_whom
+
+from hf_relpos import (
+    SCHEMES,
+    RelPosDecoderConfig,
+    RelPosDecoderForCausalLM,
+    RelPosDecoderModel,
+    RelPosEncoderConfig,
+    RelPosEncoderForMaskedLM,
+    RelPosEncoderModel,
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A scheme and its float64 reference.
+
+    Attributes:
+        scheme: its name.
+        score: the score of one query and one key, `references.content` for a scheme that adds nothing to scores.
+        variants: parameters worth a test of their own beside the defaults; the first is used wherever one must do.
+        value: the vector that is added to the value, for schemes that have one.
+        embed: what is added to the embeddings, for absolute schemes.
+    """
+
+    scheme: str
+    score: Callable[..., torch.Tensor]
+    variants: tuple[dict[str, Any], ...] = ({},)
+    value: Callable[..., torch.Tensor | None] | None = None
+    embed: Callable[..., torch.Tensor] | None = None
+
+
+MATRIX = [
+    Row("nope", paper.content),
+    Row("sinusoidal", paper.content, embed=paper.sinusoidal),
+    Row("learned_absolute", paper.content, embed=paper.learned_absolute),
+    Row("learned_bias", paper.learned_bias, ({"max_distance": 4}, {})),
+    Row("shaw", paper.shaw, ({"max_distance": 4}, {"values": False}, {"table": "sinusoidal"}), value=paper.shaw_value),
+    Row("t5", paper.t5, ({"num_buckets": 8, "max_distance": 10}, {}, {"num_buckets": 4, "scale_scores": True})),
+    Row("transformer_xl", paper.transformer_xl, ({}, {"clamp_len": 4})),
+    Row("music", paper.music, ({"max_distance": 6}, {"share_heads": True})),
+    Row("rope", paper.rope, ({}, {"interleaved": True}, {"partial_rotary_factor": 0.5, "rope_theta": 100.0})),
+    Row("alibi", paper.alibi, ({}, {"slopes": "geometric"}, {"sides": "split"})),
+]
+ROWS = {row.scheme: row for row in MATRIX}
+
+CONFIGS = {"decoder": RelPosDecoderConfig, "encoder": RelPosEncoderConfig}
+BASES = {"decoder": RelPosDecoderModel, "encoder": RelPosEncoderModel}
+LANGUAGE_MODELS = {"decoder": RelPosDecoderForCausalLM, "encoder": RelPosEncoderForMaskedLM}
+DIRECTION = {"decoder": "causal", "encoder": "bidirectional"}
+SIZES = {
+    "vocab_size": 37,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 28,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "attn_implementation": "eager",
+}
+BATCH, LENGTH = 2, 11
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scheme with parameters in a family: what every test of the matrix runs over."""
+
+    family: str
+    scheme: str
+    parameters: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.family, self.scheme, *(f"{key}={value}" for key, value in self.parameters.items())])
+
+    def config(self, **fields: Any) -> Any:
+        """A tiny configuration; three heads, because no power of two should be needed."""
+        scheme = {"position_scheme": self.scheme, "position_parameters": self.parameters}
+        return CONFIGS[self.family](**{**SIZES, **scheme, **fields})
+
+    def model(self, head: bool = False, dtype: torch.dtype = torch.float64, **fields: Any) -> Any:
+        """A tiny model, with a language-model head or without, whose weights make positions matter."""
+        kind = LANGUAGE_MODELS if head else BASES
+        return sharpen(kind[self.family](self.config(**fields))).to(dtype).eval()
+
+
+def cases(family: str | None = None, memory: bool = False, variants: bool = False) -> list[Any]:
+    """Cases of a test: schemes of one family or both, perhaps only those with memory, with all variants or one."""
+    found = []
+    for row in MATRIX:
+        refused = SCHEMES[row.scheme].refuses
+        for kind in CONFIGS if family is None else (family,):
+            if DIRECTION[kind] not in refused and not (memory and "memory" in refused):
+                found += [Case(kind, row.scheme, given) for given in (row.variants if variants else row.variants[:1])]
+    return [pytest.param(case, id=case.name) for case in found]
+
+
+@torch.no_grad()
+def sharpen(model: Any, seed: int = 0) -> Any:
+    """Give a model weights under which every part matters: the usual ones give even attention and zero tables."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in sorted(model.named_parameters()):
+        noise = torch.randn(weight.shape, generator=generator)
+        if "position_schemes" in name and weight.dim() < 2 or name.endswith("bias") and "position_schemes" not in name:
+            weight.copy_(0.3 * noise)
+        elif "norm" in name:
+            weight.copy_(1 + 0.1 * noise)
+        elif "embed_tokens" in name or "position_embeddings" in name:
+            weight.copy_(noise)
+        elif "position_schemes" in name:
+            weight.copy_(0.5 * noise)
+        else:
+            weight.copy_(noise * weight.shape[-1] ** -0.5)
+    return model
+
+
+def ids_of(batch: int = BATCH, length: int = LENGTH, seed: int = 0) -> torch.Tensor:
+    """Random tokens without padding or special ones."""
+    return torch.randint(3, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def visibility(
+    config: Any, batch: int, length: int, hidden: Callable[[int, int, int], bool] = lambda b, i, j: False
+) -> torch.Tensor:
+    """Who sees whom without memory, `(batch, query, key)`: the direction, the window, and nothing that is `hidden`."""
+    window = getattr(config, "sliding_window", None) or length
+
+    def rule(b: int, i: int, j: int) -> bool:
+        return (j <= i or not config.causal) and abs(i - j) < window and not hidden(b, i, j)
+
+    return who_sees_whom(batch, length, rule)
+
+
+def scheme_uses(config: Any) -> list[SchemeUse]:
+    """For each layer the row of its scheme, its parameters and the index of its weights."""
+    names = config.position_scheme
+    single = isinstance(names, str)
+    names = [names] * config.num_hidden_layers if single else names
+    kinds = sorted(set(names), key=names.index)
+    shared = config.share_positions == "model" or ROWS[names[0]].embed is not None
+    uses = []
+    for index, name in enumerate(names):
+        given = config.position_parameters if single else config.position_parameters.get(name, {})
+        owner = kinds.index(name) if shared else index
+        uses.append(SchemeUse(ROWS[name], SCHEMES[name].complete(given), owner))
+    return uses
+
+
+def expected(
+    model: Any,
+    ids: torch.Tensor,
+    sees: torch.Tensor | None = None,
+    position: torch.Tensor | None = None,
+    weights: Any = None,
+) -> torch.Tensor:
+    """The reference of the last hidden states of a model without a head, `(batch, length, hidden_size)`."""
+    batch, length = ids.shape
+    sees = visibility(model.config, batch, length) if sees is None else sees
+    position = torch.arange(length).expand(batch, length) if position is None else position.expand(batch, length)
+    weights = dict(model.named_parameters()) if weights is None else weights
+    return reference_model(weights, model.config, scheme_uses(model.config), ids, sees, position)

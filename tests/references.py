@@ -1,0 +1,189 @@
+"""What each scheme's paper says about one query and one key, written for reading and not for speed.
+
+Nothing here comes from the package. The reference of a scheme is a function of a `Layer` and the indices of a row of
+the batch, a query and a key; it returns the score of all heads, scaled, as it enters the softmax. `reference_model.py`
+loops over them. Numbers that come from positions are computed in float64 and cast to the precision of the queries, so
+that the same functions also serve as the independent reference in half precision.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Layer:
+    """One attention layer.
+
+    Attributes:
+        q, k: `(batch, heads, length, head_dim)` projected and nothing more.
+        position: `(batch, length)` position number of each token.
+        sees: `(batch, query, key)` whether the query attends to the key.
+        causal: whether the model is a decoder.
+        weights: the scheme's own weights by name.
+        parameters: the scheme's own parameters, complete.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    position: torch.Tensor
+    sees: torch.Tensor
+    causal: bool
+    weights: dict[str, torch.Tensor]
+    parameters: dict[str, Any]
+
+    @property
+    def head_dim(self) -> int:
+        return self.q.shape[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[1]
+
+    def distance(self, b: int, i: int, j: int) -> int:
+        """Key minus query."""
+        return int(self.position[b, j] - self.position[b, i])
+
+    def like(self, numbers: list[float] | torch.Tensor) -> torch.Tensor:
+        """Exact numbers in the precision of the model."""
+        return torch.as_tensor(numbers, dtype=torch.float64).to(self.q.dtype)
+
+
+def dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Product of each head's two vectors, `(heads,)`."""
+    return (a * b).sum(-1)
+
+
+def content(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """q_i . k_j / sqrt(d): attention without positions."""
+    return dot(layer.q[b, :, i], layer.k[b, :, j]) / math.sqrt(layer.head_dim)
+
+
+def clipped(layer: Layer, b: int, i: int, j: int) -> int:
+    """Row of a table over distances -k..k (a decoder's ends at 0) for clip(j - i, -k, k)."""
+    reach = layer.parameters["max_distance"]
+    return max(-reach, min(reach, layer.distance(b, i, j))) + reach
+
+
+def learned_bias(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """One number per head and clipped distance."""
+    return content(layer, b, i, j) + layer.weights["bias"][:, clipped(layer, b, i, j)]
+
+
+def fixed_vector(layer: Layer, row: int) -> torch.Tensor:
+    """Nezha's fixed table: sines at even and cosines at odd channels of the clipped distance."""
+    distance = row - layer.parameters["max_distance"]
+    angles = [distance / 10000 ** (2 * (c // 2) / layer.head_dim) for c in range(layer.head_dim)]
+    return layer.like([math.cos(a) if c % 2 else math.sin(a) for c, a in enumerate(angles)])
+
+
+def shaw_vector(layer: Layer, name: str, b: int, i: int, j: int) -> torch.Tensor:
+    row = clipped(layer, b, i, j)
+    return layer.weights[name][row] if layer.parameters["table"] == "learned" else fixed_vector(layer, row)
+
+
+def shaw(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Equation 4 of arXiv 1803.02155: q_i . (k_j + a^K_ij) / sqrt(d)."""
+    key = layer.k[b, :, j] + shaw_vector(layer, "key_table", b, i, j)
+    return dot(layer.q[b, :, i], key) / math.sqrt(layer.head_dim)
+
+
+def shaw_value(layer: Layer, b: int, i: int, j: int) -> torch.Tensor | None:
+    """Equation 3 of arXiv 1803.02155: a^V_ij, which is added to v_j."""
+    return shaw_vector(layer, "value_table", b, i, j) if layer.parameters["values"] else None
+
+
+def bucket_of_distance(distance: int, buckets: int, furthest: int) -> int:
+    """T5's bucket of a distance of one direction, in exact integers.
+
+    Bucket exact + m starts where (distance / exact) ** wide >= (furthest / exact) ** m.
+    """
+    exact = buckets // 2
+    wide = buckets - exact
+    if distance < exact:
+        return distance
+    steps = (m for m in range(wide) if distance**wide * exact**m >= furthest**m * exact**wide)
+    return exact + max(steps)
+
+
+def t5(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Section 2.1 of arXiv 1910.10683: unscaled q_i . k_j and a number per head and bucket."""
+    buckets, furthest = layer.parameters["num_buckets"], layer.parameters["max_distance"]
+    distance = layer.distance(b, i, j)
+    if layer.causal:
+        bucket = bucket_of_distance(max(-distance, 0), buckets, furthest)
+    else:
+        bucket = bucket_of_distance(abs(distance), buckets // 2, furthest) + (buckets // 2 if distance > 0 else 0)
+    scale = layer.head_dim**-0.5 if layer.parameters["scale_scores"] else 1.0
+    return dot(layer.q[b, :, i], layer.k[b, :, j]) * scale + layer.weights["bias"][:, bucket]
+
+
+def transformer_xl(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Section 3.3 of arXiv 1901.02860: the four terms (a) to (d), all divided by sqrt(d)."""
+    back, clamp = -layer.distance(b, i, j), layer.parameters["clamp_len"]
+    if clamp is not None:
+        back = max(-clamp, min(clamp, back))
+    size = layer.weights["distance_projection.weight"].shape[1]
+    angles = [back / 10000 ** (2 * t / size) for t in range(size // 2)]
+    sinusoids = layer.like([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
+    projected = (layer.weights["distance_projection.weight"] @ sinusoids).view(layer.heads, layer.head_dim)
+    q, k = layer.q[b, :, i], layer.k[b, :, j]
+    u, v = layer.weights["key_offset"], layer.weights["distance_offset"]
+    return (dot(q, k) + dot(q, projected) + dot(u, k) + dot(v, projected)) / math.sqrt(layer.head_dim)
+
+
+def music(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Section 3.4 of arXiv 1809.04281: (q_i . k_j + q_i . E_r) / sqrt(d); the last row of E is distance 0."""
+    q, table = layer.q[b, :, i], layer.weights["table"]
+    row = layer.parameters["max_distance"] - 1 + layer.distance(b, i, j)
+    beyond = not 0 <= row < layer.parameters["max_distance"]
+    relative = torch.zeros_like(q) if beyond else table[:, row]
+    return (dot(q, layer.k[b, :, j]) + dot(q, relative)) / math.sqrt(layer.head_dim)
+
+
+def rope(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Equation 12 of arXiv 2104.09864: Re(q_m conj(k_n) exp(i (m - n) theta)), channel pairs as complex numbers."""
+    p, q, k = layer.parameters, layer.q[b, :, i], layer.k[b, :, j]
+    pairs = int(layer.head_dim * p["partial_rotary_factor"] / 2)
+    total = dot(q[:, 2 * pairs :], k[:, 2 * pairs :])
+    for t in range(pairs):
+        x, y = (2 * t, 2 * t + 1) if p["interleaved"] else (t, t + pairs)
+        angle = -layer.distance(b, i, j) * p["rope_theta"] ** (-2 * t / (2 * pairs))
+        real = q[:, x] * k[:, x] + q[:, y] * k[:, y]
+        imaginary = q[:, y] * k[:, x] - q[:, x] * k[:, y]
+        total = total + real * math.cos(angle) - imaginary * math.sin(angle)
+    return total / math.sqrt(layer.head_dim)
+
+
+def slopes_of(heads: int, geometric: bool) -> list[float]:
+    """Section 3 of arXiv 2108.12409 and, for a number of heads that is no power of two, the released code."""
+    if geometric or math.log2(heads).is_integer():
+        return [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
+    lower = 2 ** int(math.log2(heads))
+    return slopes_of(lower, False) + slopes_of(2 * lower, False)[::2][: heads - lower]
+
+
+def alibi(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Section 3 of arXiv 2108.12409: q_i . k_j / sqrt(d) - m |i - j|.
+
+    With split sides, even heads look back and odd heads ahead.
+    """
+    distance = layer.distance(b, i, j)
+    bias = [-slope * abs(distance) for slope in slopes_of(layer.heads, layer.parameters["slopes"] == "geometric")]
+    if not layer.causal and layer.parameters["sides"] == "split":
+        wrong_side = [distance > 0 if head % 2 == 0 else distance < 0 for head in range(layer.heads)]
+        bias = [-math.inf if wrong else number for wrong, number in zip(wrong_side, bias, strict=True)]
+    return content(layer, b, i, j) + layer.like(bias)
+
+
+def sinusoidal(weights: dict[str, torch.Tensor], position: torch.Tensor, size: int) -> torch.Tensor:
+    """Section 3.5 of arXiv 1706.03762, sines before cosines: added to the embeddings, `(batch, length, size)`."""
+    angles = [position.double() / 10000 ** (2 * t / size) for t in range(size // 2)]
+    return torch.stack([a.sin() for a in angles] + [a.cos() for a in angles], -1)
+
+
+def learned_absolute(weights: dict[str, torch.Tensor], position: torch.Tensor, size: int) -> torch.Tensor:
+    """One vector per position, `(batch, length, size)`."""
+    return torch.stack([torch.stack([weights["position_embeddings"][int(p)] for p in row]) for row in position])
