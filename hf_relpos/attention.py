@@ -12,38 +12,14 @@ from torch import nn
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .blockwise import blockwise_attention
 from .positions import Positions
 from .scheme_base import PositionScheme
 from .scheme_base import ScoreTerms
+from .scheme_base import dense_bias
 
-
-def dense_bias(
-    terms: ScoreTerms, positions: Positions, query: torch.Tensor, key: torch.Tensor, scale: float
-) -> torch.Tensor | None:
-    """All that `terms` add to the scaled scores, as one tensor.
-
-    Args:
-        terms: what the scheme adds.
-        positions: which distance each pair has.
-        query: `(batch, heads, query, head_dim)` without offsets.
-        key: `(batch, heads, key, head_dim)`.
-        scale: factor on products of vectors.
-
-    Returns:
-        `(batch|1, heads, query, key)` in the dtype of the query, or None when nothing is added.
-    """
-    parts: list[torch.Tensor] = []
-    if terms.bias is not None:
-        parts.append(positions.spread(terms.bias))
-    if terms.query_vectors is not None:
-        offset = query if terms.distance_offset is None else query + terms.distance_offset[:, None].to(query.dtype)
-        vectors = terms.query_vectors.to(query.dtype)
-        parts.append(positions.gather((offset * scale) @ vectors.transpose(-1, -2)))
-    if terms.key_vectors is not None:
-        parts.append(positions.gather_keys((key * scale) @ terms.key_vectors.to(key.dtype).transpose(-1, -2)))
-    if terms.dense is not None:
-        parts.append(terms.dense)
-    return sum(parts[1:], parts[0]).to(query.dtype) if parts else None
+MIN_PAIRS = 128 * 128
+"""Query-key pairs from which blocks pay: below, one dense bias is as fast (measured, tests/benchmarks)."""
 
 
 def repeat_heads(states: torch.Tensor, groups: int) -> torch.Tensor:
@@ -144,6 +120,18 @@ class RelPosAttention(nn.Module):
         output, probabilities = self._attend(implementation, query, key, value, scheme, positions, prepared)
         return self.o_proj(output.flatten(2)), probabilities
 
+    def _goes_blockwise(self, terms: ScoreTerms, positions: Positions) -> bool:
+        """Whether `sdpa` runs block by block: whenever it can, unless so few pairs are scored that one dense bias is faster."""
+        dropout = self.attention_dropout if self.training else 0.0
+        able = terms.dense is None and positions.is_toeplitz and not dropout and not torch.compiler.is_compiling()
+        path, pairs = self.config.attention_path, positions.query.shape[1] * positions.key.shape[1]
+        if path == "blockwise" and not able:
+            raise ValueError(
+                "attention_path='blockwise' needs score terms per distance, no position_ids, no static cache, no attention "
+                "dropout and no torch.compile; use 'auto' or 'dense'"
+            )
+        return able and (path == "blockwise" or (path == "auto" and pairs >= MIN_PAIRS and positions.query.shape[1] > 1))
+
     def _attend(
         self,
         implementation: str,
@@ -155,10 +143,14 @@ class RelPosAttention(nn.Module):
         prepared: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Let a backend attend; the output is `(batch, query, heads, head_dim)`."""
-        terms = scheme.score_terms(positions, prepared, query, repeat_heads(key, self.num_key_value_groups))
+        all_keys = repeat_heads(key, self.num_key_value_groups)
+        terms = scheme.score_terms(positions, prepared, query, all_keys)
         bias = None
+        if terms is not None and implementation == "sdpa" and self._goes_blockwise(terms, positions):
+            all_values = repeat_heads(value, self.num_key_value_groups)
+            return blockwise_attention(query, all_keys, all_values, terms, positions, scheme.scale()), None
         if terms is not None:
-            bias = dense_bias(terms, positions, query, repeat_heads(key, self.num_key_value_groups), scheme.scale())
+            bias = dense_bias(terms, positions, query, all_keys, scheme.scale())
             if terms.key_offset is not None:
                 query = query + terms.key_offset[:, None].to(query.dtype)
         if implementation == "flex_attention" and bias is not None:

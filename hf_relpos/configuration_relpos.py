@@ -48,8 +48,9 @@ class RelPosConfig(PreTrainedConfig):
         position_scheme (`str` or `list[str]`): one scheme for all layers, or one a layer.
         position_parameters (`dict`): the scheme's own parameters; with a list, a dict for each scheme name.
         share_positions (`"layer"` or `"model"`): each layer owns its position parameters, or one set serves the stack.
+        attention_path (`"auto"`, `"dense"` or `"blockwise"`): how `sdpa` attends with score terms: block by block in memory linear in
+            the length, or with one dense bias; by default blockwise wherever it can and pays.
         classifier_dropout (`float`, *optional*): dropout before a classification head; `hidden_dropout` by default.
-        detach_memory (`bool`): cut the segment memory off from the graph of the segment that made it.
     """
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values", "memory"]
@@ -87,6 +88,7 @@ class RelPosConfig(PreTrainedConfig):
     position_scheme: str | list[str] = "rope"
     position_parameters: dict[str, Any] | None = None
     share_positions: Literal["layer", "model"] = "layer"
+    attention_path: Literal["auto", "dense", "blockwise"] = "auto"
     classifier_dropout: float | int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:

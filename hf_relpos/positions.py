@@ -8,6 +8,7 @@ memory or cache first, then the queries themselves. `start` is the index of the 
 """
 
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -66,7 +67,7 @@ class Positions:
     @property
     def is_toeplitz(self) -> bool:
         """Whether every distance equals column - row - start, so that shifting views replace gathers."""
-        return self.contiguous and isinstance(self.start, int) and self.start + self.query.shape[1] == self.key.shape[1]
+        return self.contiguous and isinstance(self.start, int)
 
     @cached_property
     def index_distance(self) -> torch.Tensor:
@@ -84,10 +85,11 @@ class Positions:
     def bounds(self) -> tuple[int, int]:
         """Smallest and largest distance that a query may meet."""
         queries, keys = self.query.shape[1], self.key.shape[1]
-        if self.is_toeplitz:
-            return 1 - keys, 0 if self.causal else queries - 1
         if self.contiguous:
-            return 1 - keys, 0 if self.causal else keys - 1
+            fixed = isinstance(self.start, int)
+            low = 1 - queries - self.start if fixed else 1 - keys
+            high = keys - 1 - self.start if fixed else keys - 1
+            return low, min(high, 0) if self.causal else high
         return int(self.distance.min()), int(self.distance.max())
 
     @cached_property
@@ -113,7 +115,8 @@ class Positions:
     def gather(self, scores: torch.Tensor) -> torch.Tensor:
         """Pick every pair's distance from scores per query: `(batch, heads, query, distances)` to `(..., query, key)`."""
         if self.is_toeplitz:
-            return relative_shift(scores)[..., : self.key.shape[1]]
+            missing = self.key.shape[1] - scores.shape[-1]  # keys after the last query
+            return relative_shift(pad(scores, (0, missing)) if missing > 0 else scores)[..., : self.key.shape[1]]
         return scores.gather(-1, self._column[:, None].expand(*scores.shape[:-1], -1))
 
     def gather_keys(self, scores: torch.Tensor) -> torch.Tensor:
@@ -131,6 +134,25 @@ class Positions:
             return True
         outside_window = self.window is not None and self.window < keys
         return outside_window or (self.causal and queries not in (1, keys))
+
+    def block(self, rows: slice, columns: slice) -> "Positions":
+        """The positions of some queries and some keys, as if they were all: what a blockwise backend works on."""
+
+        def cut(part: torch.Tensor | None, along: slice) -> torch.Tensor | None:
+            return None if part is None else part[..., along]
+
+        return replace(
+            self,
+            query=self.query[:, rows],
+            key=self.key[:, columns],
+            in_document=self.in_document[:, rows],
+            start=self.start + rows.start - columns.start,
+            key_valid=cut(self.key_valid, columns),
+            query_valid=cut(self.query_valid, rows),
+            query_document=cut(self.query_document, rows),
+            key_document=cut(self.key_document, columns),
+            given_mask=None if self.given_mask is None else self.given_mask[..., rows, columns],
+        )
 
     @cached_property
     def visible(self) -> torch.Tensor:

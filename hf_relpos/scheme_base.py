@@ -86,6 +86,35 @@ class ScoreTerms:
     dense: torch.Tensor | None = None
 
 
+def dense_bias(
+    terms: ScoreTerms, positions: Positions, query: torch.Tensor, key: torch.Tensor, scale: float
+) -> torch.Tensor | None:
+    """All that `terms` add to the scaled scores, as one tensor.
+
+    Args:
+        terms: what the scheme adds.
+        positions: which distance each pair has.
+        query: `(batch, heads, query, head_dim)` without offsets.
+        key: `(batch, heads, key, head_dim)`.
+        scale: factor on products of vectors.
+
+    Returns:
+        `(batch|1, heads, query, key)` in the dtype of the query, or None when nothing is added.
+    """
+    parts: list[torch.Tensor] = []
+    if terms.bias is not None:
+        parts.append(positions.spread(terms.bias))
+    if terms.query_vectors is not None:
+        offset = query if terms.distance_offset is None else query + terms.distance_offset[:, None].to(query.dtype)
+        vectors = terms.query_vectors.to(query.dtype)
+        parts.append(positions.gather((offset * scale) @ vectors.transpose(-1, -2)))
+    if terms.key_vectors is not None:
+        parts.append(positions.gather_keys((key * scale) @ terms.key_vectors.to(key.dtype).transpose(-1, -2)))
+    if terms.dense is not None:
+        parts.append(terms.dense)
+    return sum(parts[1:], parts[0]).to(query.dtype) if parts else None
+
+
 class PositionScheme(nn.Module):
     """Base of all schemes: a no-op in every hook, which is the scheme `nope`.
 
