@@ -1,0 +1,61 @@
+"""Muon and AdamW behind one face: who gets what, schedules reach both, and a saved state resumes bit for bit."""
+
+import copy
+
+import pytest
+import torch
+
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderForCausalLM
+from hf_relpos.optimization import MuonFactory
+
+
+def small_model() -> RelPosDecoderForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return RelPosDecoderForCausalLM(RelPosDecoderConfig(**sizes, position_scheme="transformer_xl"))
+
+
+def take_steps(model, optimizer, count: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        ids = torch.randint(0, 32, (2, 8), generator=generator)
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_every_parameter_has_exactly_one_optimizer() -> None:
+    model = small_model()
+    optimizer = MuonFactory()(model, muon_learning_rate=0.02, learning_rate=1e-3, weight_decay=0.1)
+    held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
+    by_muon = {id(parameter) for group in optimizer.muon.param_groups for parameter in group["params"]}
+    assert id(model.model.layers[0].attention.q_proj.weight) in by_muon
+    assert id(model.model.embed_tokens.weight) not in by_muon
+
+
+def test_a_schedule_reaches_both() -> None:
+    optimizer = MuonFactory()(small_model(), muon_learning_rate=0.02, learning_rate=1e-3)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    assert optimizer.muon.param_groups[0]["lr"] == pytest.approx(0.01)
+    assert optimizer.adamw.param_groups[0]["lr"] == pytest.approx(5e-4)
+
+
+def test_a_saved_state_resumes_bit_for_bit() -> None:
+    model = small_model()
+    optimizer = MuonFactory()(model, muon_learning_rate=0.02, learning_rate=1e-3)
+    take_steps(model, optimizer, 3, seed=1)
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    take_steps(model, optimizer, 2, seed=2)
+    resumed = small_model()
+    resumed.load_state_dict(weights)
+    other = MuonFactory()(resumed, muon_learning_rate=0.02, learning_rate=1e-3)
+    other.load_state_dict(state)
+    take_steps(resumed, other, 2, seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
+
+
+def test_a_model_without_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 matrices in layers"):
+        MuonFactory()(torch.nn.Linear(4, 4), muon_learning_rate=0.02, learning_rate=1e-3)
