@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.integrations import is_tensorboard_available
@@ -80,6 +81,7 @@ class RunArguments(TrainingArguments):
     """transformers' TrainingArguments with this project's defaults, and what it adds."""
 
     remove_unused_columns: bool = argument(False, "Drop columns that the model's forward does not name.")
+    dataloader_pin_memory: bool = argument(torch.accelerator.is_available(), "Pin the memory of batches.")
     report_to: str = argument(
         "tensorboard" if is_tensorboard_available() else "none", "Where to log: tensorboard, wandb, ..., all or none."
     )

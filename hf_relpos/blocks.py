@@ -55,7 +55,11 @@ def pack(
         blocks = tokens.map(cut, input_columns="input_ids", batched=True, batch_size=1000)
         return blocks.with_format("torch")
     tokens = documents.map(tokenize, input_columns="text", num_proc=num_proc, desc="Tokenizing", **options)
-    return Dataset.from_dict(cut(list(tokens.with_format("numpy")["input_ids"]))).with_format("torch")
+    tokens = list(tokens.with_format("numpy")["input_ids"])
+    found = sum(map(len, tokens))
+    if not keep_tail and found < block_size:
+        raise ValueError(f"{found} tokens found, fewer than one block (block_size={block_size})")
+    return Dataset.from_dict(cut(tokens)).with_format("torch")
 
 
 def cut_blocks(
@@ -93,6 +97,12 @@ def cut_blocks(
     }
 
 
+def count_bytes(blocks: Dataset, tokenizer: PreTrainedTokenizerBase) -> int:
+    """UTF-8 bytes of the text that the targets of blocks spell; a tokenizer that keeps all bytes makes it exact."""
+    targets = blocks["shift_labels"][:].flatten()
+    return len(tokenizer.decode(targets[targets != IGNORED], skip_special_tokens=True).encode())
+
+
 class MaskingCollator(DataCollatorForLanguageModeling):
     """transformers' masking of tokens, for blocks: other columns pass through, masked blocks stay as they are."""
 
@@ -115,4 +125,6 @@ def without_targets(blocks: Dataset | IterableDataset) -> Dataset | IterableData
 def mask_once(blocks: Dataset, collator: MaskingCollator) -> Dataset:
     """Blocks for its evaluation: masked here, so that every evaluation asks for the same tokens."""
     batch = collator(list(without_targets(blocks)))
+    if not (batch["labels"] != IGNORED).any():
+        raise ValueError(f"the text for evaluation is too short: none of its tokens was masked ({len(blocks)} blocks)")
     return Dataset.from_dict({name: values.numpy() for name, values in batch.items()}).with_format("torch")

@@ -32,7 +32,7 @@ STDLIB_LEFT_OUT = {
 }
 SPLITS = ("train", "validation", "test")
 TABLES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-# With streaming, the validation text is this many documents: it is read again at every evaluation.
+# Documents of a stream that are taken for evaluation.
 STREAMED_EVALUATION = 1000
 
 
@@ -46,7 +46,9 @@ def load_documents(arguments: DataArguments) -> dict[str, Documents]:
     files = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
     files = {split: names for split, names in files.items() if names}
     if files and arguments.dataset_name:
-        raise ValueError(f"dataset_name={arguments.dataset_name!r} and {'_file, '.join(files)}_file exclude each other")
+        raise ValueError(
+            f"dataset_name={arguments.dataset_name!r} and {'_file, '.join(files)}_file exclude each other"
+        )
     if files:
         found: dict[str, Documents] = {
             split: load_files(names, arguments.text_column) for split, names in files.items()
@@ -57,13 +59,14 @@ def load_documents(arguments: DataArguments) -> dict[str, Documents]:
         found = _load_hub(arguments)
     if "train" in found and "validation" not in found:
         found["train"], found["validation"] = _hold_out(found["train"], arguments.validation_split_percentage)
-    return found
+    return {split: rows if split == "train" else _at_rest(rows) for split, rows in found.items()}
 
 
 def describe_source(arguments: DataArguments) -> str:
-    """The source of the training text in words, for the records of a run."""
-    if arguments.train_file:
-        return ", ".join(arguments.train_file)
+    """The source of the text in words, for the records of a run."""
+    files = arguments.train_file or arguments.validation_file or arguments.test_file
+    if files:
+        return ", ".join(Path(name).name for name in files)
     if arguments.dataset_name in (None, STDLIB):
         return f"sources of the Python {platform.python_version()} standard library"
     return " ".join(filter(None, [arguments.dataset_name, arguments.dataset_config_name]))
@@ -186,6 +189,13 @@ def _hold_out(documents: Documents, percentage: float) -> tuple[Documents, Docum
     if not 0 < cut < len(text):
         raise ValueError(f"a text of {len(text)} characters is too short to split {percentage} % off for validation")
     return Dataset.from_dict({"text": [text[:cut]]}), Dataset.from_dict({"text": [text[cut:]]})
+
+
+def _at_rest(documents: Documents) -> Dataset:
+    """Text for evaluation, which is read again and again: of a stream, its first documents."""
+    if isinstance(documents, IterableDataset):
+        return Dataset.from_list(list(documents.take(STREAMED_EVALUATION)))
+    return documents
 
 
 def _load_hub(arguments: DataArguments) -> dict[str, Documents]:
