@@ -27,8 +27,8 @@ from .attention import RelPosAttention
 from .configuration_relpos import RelPosConfig
 from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos import RelPosEncoderConfig
+from .position_builder import build_positions
 from .positions import Positions
-from .positions import build_positions
 from .scheme_base import PositionScheme
 from .schemes import build_scheme
 from .schemes import layer_schemes
@@ -463,6 +463,13 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def create_masks_for_generate(self, attention_mask: torch.Tensor | None, cache: Cache, **kwargs: Any) -> torch.Tensor | None:
+        """The padding mask as it is, but as wide as a static cache, so that its shape stays the same from step to step."""
+        if attention_mask is None:
+            return None
+        slots = sum(cache.get_mask_sizes(kwargs["inputs_embeds"].shape[1], 0))
+        return nn.functional.pad(attention_mask, (0, max(0, slots - attention_mask.shape[1])))
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
         """No position numbers: they follow from the mask and the cache, and distances from indices."""

@@ -1,6 +1,6 @@
-"""Where every query and key stands: the only code that knows about memory, cache, packing and padding.
+"""Where every query and key stands.
 
-A forward pass builds one `Positions` and hands it to all layers. Schemes read distances from it and never see a tensor
+A forward pass builds one `Positions` (`position_builder.py`) and hands it to all layers. Schemes read distances from it and never see a tensor
 length; the attention layer reads `visible` from it, so that the mask and the biases can never disagree.
 
 Notation: `query` tokens are the ones whose outputs are computed; `key` tokens are all that may be attended to, in the order
@@ -39,12 +39,13 @@ class Positions:
         fresh_key: `(batch|1, fresh)` position numbers of the keys projected in this pass (memory and segment, no cache).
         in_document: `(batch|1, query)` number of tokens that precede each query in its document, padding not counted.
         start: index of the first query among the keys; a tensor when a static cache counts on the device.
-        contiguous: True when a distance is the difference of two indices (the caller gave no `position_ids`).
+        contiguous: True when a distance counts tokens (the caller gave no `position_ids`).
         causal: a query sees no key after itself.
         window: number of keys a query sees, itself included; None for all.
         key_valid: `(batch, key)` False for padding and unused memory slots; None when all are valid.
         query_valid: `(batch, query)` False for padding among the queries; None when there is none.
         query_document, key_document: `(batch, query)` and `(batch, key)` number of the document; None when there is one.
+        gaps: `(batch, key)` padding that stands between a row's first token and each key; None when tokens are contiguous.
         given_mask: `(batch|1, 1, query, key)` a mask made by the caller, which then replaces all of the above.
         dtype: of angles and distances in formulas: float32, or float64 in a float64 model.
     """
@@ -61,13 +62,14 @@ class Positions:
     query_valid: torch.Tensor | None = None
     query_document: torch.Tensor | None = None
     key_document: torch.Tensor | None = None
+    gaps: torch.Tensor | None = None
     given_mask: torch.Tensor | None = None
     dtype: torch.dtype = torch.float32
 
     @property
     def is_toeplitz(self) -> bool:
         """Whether every distance equals column - row - start, so that shifting views replace gathers."""
-        return self.contiguous and isinstance(self.start, int)
+        return self.contiguous and self.gaps is None and isinstance(self.start, int)
 
     @cached_property
     def index_distance(self) -> torch.Tensor:
@@ -77,9 +79,17 @@ class Positions:
         return (torch.arange(self.key.shape[1], device=device) - query[:, None])[None]
 
     @cached_property
+    def token_distance(self) -> torch.Tensor:
+        """Tokens from the query to the key, `(batch|1, query, key)`: as `index_distance`, but padding between them is not counted."""
+        if self.gaps is None:
+            return self.index_distance
+        own = torch.arange(self.query.shape[1], device=self.gaps.device) + self.start
+        return self.index_distance - self.gaps[:, None, :] + self.gaps.index_select(1, own)[:, :, None]
+
+    @cached_property
     def distance(self) -> torch.Tensor:
         """Position of the key minus position of the query, `(batch|1, query, key)`: the sign of Shaw and T5."""
-        return self.index_distance if self.contiguous else self.key[:, None, :] - self.query[:, :, None]
+        return self.token_distance if self.contiguous else self.key[:, None, :] - self.query[:, :, None]
 
     @cached_property
     def bounds(self) -> tuple[int, int]:
@@ -151,8 +161,34 @@ class Positions:
             query_valid=cut(self.query_valid, rows),
             query_document=cut(self.query_document, rows),
             key_document=cut(self.key_document, columns),
+            gaps=cut(self.gaps, columns),
             given_mask=None if self.given_mask is None else self.given_mask[..., rows, columns],
         )
+
+    @cached_property
+    def row_groups(self) -> list[tuple[torch.Tensor | None, "Positions"]]:
+        """The batch in groups of rows that one mask serves: those where only order and window limit what is seen, and the others.
+
+        Each group is the indices of its rows, None for the whole batch, and its positions. A mask for each row costs a blockwise
+        backend the sharing of one bias by all rows, and few rows need it: those with padding, a document's end or a short memory.
+        """
+        limits = [self.key_valid, None if self.query_document is None else self.query_document == 0]
+        limits = [limit.all(1) for limit in limits if limit is not None]
+        if not limits or self.given_mask is not None:
+            return [(None, self)]
+        plain = torch.stack(limits).all(0)
+        unlimited = replace(self, key_valid=None, query_document=None, key_document=None)
+        if bool(plain.all()):
+            return [(None, unlimited)]
+        if not bool(plain.any()):
+            return [(None, self)]
+        special = (~plain).nonzero()[:, 0]
+
+        def pick(part: torch.Tensor | None) -> torch.Tensor | None:
+            return None if part is None else part[special]
+
+        limited = {name: pick(getattr(self, name)) for name in ("key_valid", "query_document", "key_document")}
+        return [(plain.nonzero()[:, 0], unlimited), (special, replace(self, **limited))]
 
     @cached_property
     def visible(self) -> torch.Tensor:
@@ -162,155 +198,9 @@ class Positions:
         offset = self.index_distance
         seen = offset <= 0 if self.causal else torch.ones_like(offset, dtype=torch.bool)
         if self.window is not None:
-            seen = seen & (offset.abs() < self.window)
+            seen = seen & (self.token_distance.abs() < self.window)
         if self.key_valid is not None:
             seen = seen & self.key_valid[:, None, :]
         if self.query_document is not None and self.key_document is not None:
             seen = seen & (self.query_document[:, :, None] == self.key_document[:, None, :])
         return (seen | (offset == 0))[:, None]
-
-
-def as_visible(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Turn a mask of four dimensions (boolean, or additive with large negative numbers) into a boolean one."""
-    if attention_mask.dtype == torch.bool:
-        return attention_mask
-    return attention_mask > torch.finfo(attention_mask.dtype).min / 2
-
-
-def key_mask(attention_mask: torch.Tensor | None, length: int) -> torch.Tensor | None:
-    """Check a padding mask `(batch, length)` and return it as booleans, or None when it hides nothing."""
-    if attention_mask is None:
-        return None
-    if attention_mask.shape[-1] != length:
-        raise ValueError(
-            f"attention_mask covers {attention_mask.shape[-1]} tokens, expected {length}: the cached tokens and the new ones"
-        )
-    valid = attention_mask.bool()
-    if not torch.compiler.is_compiling() and bool(valid.all()):
-        return None
-    return valid
-
-
-def count_in_document(
-    valid: torch.Tensor | None, reset: torch.Tensor | None, before: torch.Tensor | int, length: int, device: torch.device
-) -> torch.Tensor:
-    """Number of tokens before each token in its own document, `(batch|1, length)`.
-
-    Args:
-        valid: `(batch, length)` False for padding; None when all count.
-        reset: `(batch, length)` True on the first token of a document; None for one document.
-        before: tokens of the first document that came before, a number or `(batch,)`.
-        length: number of tokens.
-    """
-    count = torch.arange(length, device=device)[None] if valid is None else (valid.long().cumsum(-1) - 1).clamp(min=0)
-    before = before[:, None] if isinstance(before, torch.Tensor) and before.dim() else before
-    if reset is None:
-        return count + before
-    first = torch.where(reset, count, 0).cummax(-1).values
-    return torch.where(reset.cumsum(-1) > 0, count - first, count + before)
-
-
-def build_positions(
-    shape: tuple[int, int],
-    like: torch.Tensor,
-    *,
-    causal: bool,
-    window: int | None = None,
-    attention_mask: torch.Tensor | None = None,
-    position_ids: torch.Tensor | None = None,
-    reset_mask: torch.Tensor | None = None,
-    cached: tuple[int | torch.Tensor, int, int] | None = None,
-    memory_length: torch.Tensor | None = None,
-    memory_slots: int = 0,
-) -> Positions:
-    """Derive the positions of one forward pass.
-
-    Args:
-        shape: batch size and number of new tokens.
-        like: a tensor whose device and precision (at least float32) are used.
-        causal: whether the future is hidden.
-        window: number of keys that a query sees, itself included; None for all.
-        attention_mask: `(batch, past + sequence)` 1 for tokens and 0 for padding, or `(batch|1, 1, query, key)`.
-        position_ids: `(batch|1, sequence)`, or `(batch|1, key)` to number the cached tokens too; by default tokens are counted.
-            With a cache and only the new tokens numbered, the cached ones are taken to precede them without a gap.
-        reset_mask: `(batch, sequence)` true on the first token of each document: nothing before it is seen.
-        cached: tokens seen so far, number of keys in this pass and offset of the first of them, for a KV cache in use.
-        memory_length: `(batch,)` valid tokens of the segment memory, whose slots come first among the keys.
-        memory_slots: number of memory slots.
-
-    Raises:
-        ValueError: a mask or position_ids of a length that fits neither the tokens nor the keys.
-    """
-    sequence, device = shape[1], like.device
-    past, keys, offset = cached if cached is not None else (memory_slots, memory_slots + sequence, 0)
-    start = past - offset
-    query = torch.arange(sequence, device=device)[None] + past
-    key = torch.arange(keys, device=device)[None] + offset
-    given_mask = valid = key_valid = None
-    if attention_mask is not None and attention_mask.dim() == 4:
-        given_mask = as_visible(attention_mask)
-    elif cached is None:
-        valid = key_valid = key_mask(attention_mask, sequence)
-    else:
-        valid = key_mask(attention_mask, past + sequence)
-        key_valid = None if valid is None else valid[:, offset : offset + keys]
-    in_document, documents = _documents(shape, device, valid, reset_mask, cached, memory_length)
-    key_document = documents
-    if memory_length is not None:
-        slot_valid = torch.arange(memory_slots, device=device) >= memory_slots - memory_length[:, None]
-        key_valid = torch.cat([slot_valid, torch.ones_like(in_document) > 0 if valid is None else valid], 1)
-        if documents is not None:
-            key_document = torch.cat([documents.new_zeros(shape[0], memory_slots), documents], 1)
-    if position_ids is not None:
-        query, key = _given_positions(position_ids.to(device), sequence, keys)
-    return Positions(
-        query=query,
-        key=key,
-        fresh_key=query if cached is not None else key,
-        in_document=in_document if position_ids is None else query,
-        start=start,
-        contiguous=position_ids is None,
-        causal=causal,
-        window=window,
-        key_valid=key_valid,
-        query_valid=None if valid is None else valid[:, -sequence:],
-        query_document=documents,
-        key_document=key_document,
-        given_mask=given_mask,
-        dtype=torch.promote_types(like.dtype, torch.float32),
-    )
-
-
-def _documents(
-    shape: tuple[int, int],
-    device: torch.device,
-    valid: torch.Tensor | None,
-    reset_mask: torch.Tensor | None,
-    cached: tuple[int | torch.Tensor, int, int] | None,
-    memory_length: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Tokens before each query in its document, `(batch|1, sequence)`, and the number of its document or None."""
-    if reset_mask is not None and (cached is not None or tuple(reset_mask.shape) != shape):
-        reason = "a KV cache continues one document" if cached is not None else f"expected the shape {shape}"
-        raise ValueError(f"reset_mask of shape {tuple(reset_mask.shape)} is refused: {reason}")
-    reset = None if reset_mask is None else reset_mask.bool()
-    if cached is not None and valid is not None:
-        in_document = count_in_document(valid, None, 0, valid.shape[1], device)[:, -shape[1] :]
-    else:
-        before = cached[0] if cached is not None else 0 if memory_length is None else memory_length
-        in_document = count_in_document(valid, reset, before, shape[1], device)
-    if memory_length is not None:
-        in_document = in_document.expand(shape[0], -1)
-    return in_document, None if reset is None else reset.long().cumsum(-1)
-
-
-def _given_positions(position_ids: torch.Tensor, sequence: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Query and key positions, `(batch|1, sequence)` and `(batch|1, keys)`, from the numbers that the caller gave."""
-    if position_ids.dim() == 1:
-        position_ids = position_ids[None]
-    if position_ids.shape[-1] not in (sequence, keys):
-        raise ValueError(f"position_ids number {position_ids.shape[-1]} tokens, expected {sequence} (new) or {keys} (all keys)")
-    if position_ids.shape[-1] == keys:
-        return position_ids[:, keys - sequence :], position_ids
-    earlier = torch.arange(sequence - keys, 0, device=position_ids.device) + position_ids[:, :1]
-    return position_ids, torch.cat([earlier, position_ids], 1)

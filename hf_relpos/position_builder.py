@@ -1,0 +1,184 @@
+"""Builds the positions of a forward pass: the only code that knows about memory, cache, packing and padding."""
+
+import torch
+from torch.nn.functional import pad
+
+from .positions import Positions
+
+
+def as_visible(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Turn a mask of four dimensions into a boolean one: it hides by 0 or False, an additive one by less than -1000."""
+    return attention_mask > -1e3 if attention_mask.is_floating_point() else attention_mask.bool()
+
+
+def key_mask(attention_mask: torch.Tensor | None, length: int | torch.Tensor, slots: int) -> torch.Tensor | None:
+    """Check a padding mask and return it as booleans, or None when it hides nothing.
+
+    Args:
+        attention_mask: `(batch, length)`, or `(batch, slots)` when a static cache has more slots than there are tokens.
+        length: number of tokens, cached and new.
+        slots: number of keys from the first token on.
+
+    Returns:
+        `(batch, slots)`, False in the slots that hold no token.
+    """
+    if attention_mask is None:
+        return None
+    given = attention_mask.shape[-1]
+    if given != slots and given != length:
+        raise ValueError(f"attention_mask covers {given} tokens, expected {int(length)}: the cached tokens and the new ones")
+    valid = attention_mask.bool()
+    if not torch.compiler.is_compiling() and bool(valid.all()):
+        return None
+    return pad(valid, (0, slots - given))
+
+
+def padding_between(valid: torch.Tensor) -> torch.Tensor | None:
+    """Padding between a row's first token and each key, `(batch, key)`, from `valid (batch, key)`; None when no token follows any."""
+    between = (~valid & (valid.cumsum(-1) > 0)).cumsum(-1)
+    if not torch.compiler.is_compiling() and not bool(between[valid].any()):
+        return None
+    return between
+
+
+def count_in_document(
+    valid: torch.Tensor | None, reset: torch.Tensor | None, before: torch.Tensor | int, length: int, device: torch.device
+) -> torch.Tensor:
+    """Number of tokens before each token in its own document, `(batch|1, length)`.
+
+    Args:
+        valid: `(batch, length)` False for padding; None when all count.
+        reset: `(batch, length)` True on the first token of a document; None for one document.
+        before: tokens of the first document that came before, a number or `(batch,)`.
+        length: number of tokens.
+    """
+    count = torch.arange(length, device=device)[None] if valid is None else (valid.long().cumsum(-1) - 1).clamp(min=0)
+    before = before[:, None] if isinstance(before, torch.Tensor) and before.dim() else before
+    if reset is None:
+        return count + before
+    first = torch.where(reset, count, 0).cummax(-1).values
+    return torch.where(reset.cumsum(-1) > 0, count - first, count + before)
+
+
+def build_positions(
+    shape: tuple[int, int],
+    like: torch.Tensor,
+    *,
+    causal: bool,
+    window: int | None = None,
+    attention_mask: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    reset_mask: torch.Tensor | None = None,
+    cached: tuple[int | torch.Tensor, int, int] | None = None,
+    memory_length: torch.Tensor | None = None,
+    memory_slots: int = 0,
+) -> Positions:
+    """Derive the positions of one forward pass.
+
+    Args:
+        shape: batch size and number of new tokens.
+        like: a tensor whose device and precision (at least float32) are used.
+        causal: whether the future is hidden.
+        window: number of keys that a query sees, itself included; None for all.
+        attention_mask: `(batch, past + sequence)` 1 for tokens and 0 for padding, or `(batch|1, 1, query, key)`.
+        position_ids: `(batch|1, sequence)`, or `(batch|1, key)` to number the cached tokens too; by default tokens are counted.
+            With a cache and only the new tokens numbered, the cached ones are taken to precede them without a gap.
+        reset_mask: `(batch, sequence)` true on the first token of each document: nothing before it is seen.
+        cached: tokens seen so far, number of keys in this pass and offset of the first of them, for a KV cache in use.
+        memory_length: `(batch,)` valid tokens of the segment memory, whose slots come first among the keys.
+        memory_slots: number of memory slots.
+
+    Raises:
+        ValueError: a mask or position_ids of a length that fits neither the tokens nor the keys.
+    """
+    sequence, device = shape[1], like.device
+    past, keys, offset = cached if cached is not None else (memory_slots, memory_slots + sequence, 0)
+    start = past - offset
+    given_mask = valid = key_valid = gaps = None
+    if attention_mask is not None and attention_mask.dim() == 4:
+        given_mask = as_visible(attention_mask)
+    elif cached is None:
+        valid = key_valid = key_mask(attention_mask, sequence, sequence)
+    else:
+        valid = key_valid = key_mask(attention_mask, past + sequence, offset + keys)
+    in_document, documents = _documents(shape, device, valid, reset_mask, cached, memory_length)
+    key_document = documents
+    if memory_length is not None:
+        slot_valid = torch.arange(memory_slots, device=device) >= memory_slots - memory_length[:, None]
+        key_valid = torch.cat([slot_valid, torch.ones_like(in_document) > 0 if valid is None else valid], 1)
+        if documents is not None:
+            key_document = torch.cat([documents.new_zeros(shape[0], memory_slots), documents], 1)
+    key = torch.arange(keys, device=device)[None] + offset
+    own = torch.arange(sequence, device=device) + start
+    if valid is not None:
+        gaps = padding_between(key_valid)
+        key_valid = key_valid[:, offset:]
+    if gaps is not None:
+        gaps = gaps[:, offset:]
+        key = key - gaps
+    query = key.index_select(1, own)
+    if position_ids is not None:
+        query, key = _given_positions(position_ids.to(device), own, key)
+    return Positions(
+        query=query,
+        key=key,
+        fresh_key=query if cached is not None else key,
+        in_document=in_document if position_ids is None else query,
+        start=start,
+        contiguous=position_ids is None,
+        causal=causal,
+        window=window,
+        key_valid=key_valid,
+        query_valid=None if valid is None else key_valid.index_select(1, own),
+        query_document=documents,
+        key_document=key_document,
+        gaps=gaps,
+        given_mask=given_mask,
+        dtype=torch.promote_types(like.dtype, torch.float32),
+    )
+
+
+def _documents(
+    shape: tuple[int, int],
+    device: torch.device,
+    valid: torch.Tensor | None,
+    reset_mask: torch.Tensor | None,
+    cached: tuple[int | torch.Tensor, int, int] | None,
+    memory_length: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Tokens before each query in its document, `(batch|1, sequence)`, and the number of its document or None."""
+    if reset_mask is not None and (cached is not None or tuple(reset_mask.shape) != shape):
+        reason = "a KV cache continues one document" if cached is not None else f"expected the shape {shape}"
+        raise ValueError(f"reset_mask of shape {tuple(reset_mask.shape)} is refused: {reason}")
+    reset = None if reset_mask is None else reset_mask.bool()
+    if cached is not None and valid is not None:
+        own = torch.arange(shape[1], device=device) + cached[0]
+        in_document = count_in_document(valid, None, 0, valid.shape[1], device).index_select(1, own)
+    else:
+        before = cached[0] if cached is not None else 0 if memory_length is None else memory_length
+        in_document = count_in_document(valid, reset, before, shape[1], device)
+    if memory_length is not None:
+        in_document = in_document.expand(shape[0], -1)
+    return in_document, None if reset is None else reset.long().cumsum(-1)
+
+
+def _given_positions(position_ids: torch.Tensor, own: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Query and key positions from the numbers that the caller gave.
+
+    Args:
+        position_ids: `(batch|1, query)` or `(batch|1, key)`, or the same without a batch.
+        own: `(query,)` index of each query among the keys.
+        key: `(batch|1, key)` the positions that would be counted.
+
+    Returns:
+        `(batch|1, query)` and `(batch|1, key)`.
+    """
+    if position_ids.dim() == 1:
+        position_ids = position_ids[None]
+    sequence, keys = own.shape[0], key.shape[1]
+    if position_ids.shape[-1] not in (sequence, keys):
+        raise ValueError(f"position_ids number {position_ids.shape[-1]} tokens, expected {sequence} (new) or {keys} (all keys)")
+    if position_ids.shape[-1] == keys:
+        return position_ids.index_select(1, own), position_ids
+    earlier = torch.arange(keys, device=own.device) - own[0] + position_ids[:, :1]
+    return position_ids, earlier.index_copy(1, own, position_ids)
