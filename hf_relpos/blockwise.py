@@ -87,9 +87,10 @@ def cut(parts: Attended, block: Block) -> Attended:
 
 def masked(bias: torch.Tensor | None, block: Block, like: torch.Tensor) -> torch.Tensor | None:
     """The block's bias with minus infinity where the mask hides; None when nothing is added and nothing is hidden."""
-    hidden = ~block.positions.visible if block.positions.needs_mask else None
-    if hidden is None:
+    positions = block.positions
+    if not positions.needs_mask and (not positions.causal or positions.query.shape[1] == 1):
         return bias
+    hidden = ~positions.visible
     if bias is None:
         return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
     return bias.masked_fill(hidden, float("-inf"))
@@ -196,7 +197,14 @@ def blockwise_attention(
         return query if by is None else query + by[:, None].to(query.dtype)
 
     distance_query = None if terms.query_vectors is None else offset(terms.distance_offset)
-    output = _Blockwise.apply(
-        positions, scale, offset(terms.key_offset), key, value, distance_query, terms.bias, terms.query_vectors, terms.key_vectors
-    )
-    return output.transpose(1, 2)
+    per_row = [offset(terms.key_offset), key, value, distance_query]
+    tables = [terms.bias, terms.query_vectors, terms.key_vectors]
+    groups = positions.row_groups
+    if groups[0][0] is None:
+        return _Blockwise.apply(groups[0][1], scale, *per_row, *tables).transpose(1, 2)
+    outputs = []
+    for rows, group in groups:
+        chosen = [None if part is None else part.index_select(0, rows) for part in per_row]
+        outputs.append(_Blockwise.apply(group, scale, *chosen, *tables))
+    order = torch.cat([rows for rows, _ in groups]).argsort()
+    return torch.cat(outputs).index_select(0, order).transpose(1, 2)
