@@ -1,0 +1,181 @@
+"""All attention backends compute the same: `eager`, `sdpa` dense and blockwise, `flex_attention`."""
+
+from typing import Any
+
+import pytest
+import torch
+from matrix import BATCH, LENGTH, SIZES, Case, cases, ids_of
+from transformers.utils import logging as hf_logging
+
+from hf_relpos import SCHEMES, attention, blockwise
+
+EXACT = {"rtol": 1e-9, "atol": 1e-10}
+ROPE = Case("decoder", "rope", {})
+
+
+def needs_eager(case: Case) -> str | None:
+    """Why a case cannot do without attention probabilities."""
+    kind = SCHEMES[case.scheme]
+    return kind.needs_probabilities(kind.complete(case.parameters))
+
+
+FUSED = [given for given in cases(variants=True) if needs_eager(given.values[0]) is None]
+FUSED_DECODERS = [given for given in FUSED if given.values[0].family == "decoder"]
+EAGER_ONLY = [given for given in cases(variants=True) if needs_eager(given.values[0]) is not None]
+
+
+def inputs_of(case: Case) -> dict[str, dict[str, Any]]:
+    """Calls that differ in who sees whom and at which distance, by name."""
+    mask, reset = torch.ones(BATCH, LENGTH, dtype=torch.long), torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    mask[0, :4], reset[1, 5] = 0, 1
+    between = torch.ones_like(mask)
+    between[1, 3:5] = 0
+    kinds: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "left padding": {"attention_mask": mask},
+        "padding between": {"attention_mask": between},
+        "documents": {"reset_mask": reset},
+        "position_ids": {"position_ids": torch.arange(LENGTH)[None] * 2},
+    }
+    return kinds
+
+
+def pair(case: Case, implementation: str, **fields: Any) -> tuple[Any, Any]:
+    """The same model on the eager path and on another."""
+    return case.model(**fields), case.model(attn_implementation=implementation, **fields)
+
+
+def assert_same(case: Case, plain: Any, other: Any, backward: bool) -> None:
+    """Compare hidden states, and gradients of all parameters, over all kinds of inputs."""
+    for kind, given in inputs_of(case).items():
+        valid = given.get("attention_mask", torch.ones(BATCH, LENGTH)).bool()
+        wanted, found = (model(ids_of(), **given).last_hidden_state[valid] for model in (plain, other))
+        torch.testing.assert_close(found, wanted, **EXACT, msg=lambda text, kind=kind: f"{kind}: {text}")
+        if backward:
+            direction = torch.randn_like(wanted)
+            gradients = [
+                torch.autograd.grad((states * direction).sum(), list(model.parameters()))
+                for states, model in ((wanted, plain), (found, other))
+            ]
+            torch.testing.assert_close(*gradients, **EXACT, msg=lambda text, kind=kind: f"{kind}: {text}")
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_attention_heads": 4, "head_dim": 6, "num_key_value_heads": 2}], ids=str)
+@pytest.mark.parametrize("case", FUSED)
+def test_sdpa(case: Case, fields: dict[str, int]) -> None:
+    assert_same(case, *pair(case, "sdpa", attention_path="dense", **fields), backward=True)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of four queries, however few pairs there are."""
+    cut = blockwise.blocks
+    monkeypatch.setattr(blockwise, "blocks", lambda positions: cut(positions, 4))
+    monkeypatch.setattr(attention, "MIN_PAIRS", 0)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("case", FUSED)
+def test_blockwise(case: Case, window: int | None) -> None:
+    fields = {"sliding_window": window} if case.family == "decoder" else {}
+    assert_same(case, *pair(case, "sdpa", **fields), backward=True)
+
+
+@pytest.fixture
+def uncompiled():
+    """Run flex attention as it is written: compiling for a processor takes minutes and is not what is tested here."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.filterwarnings(
+    "ignore:flex_attention called without torch.compile", "ignore::DeprecationWarning:torch.jit"
+)
+@pytest.mark.parametrize("case", FUSED)
+def test_flex(case: Case) -> None:
+    with torch.no_grad():
+        assert_same(case, *pair(case, "flex_attention"), backward=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention has no backward pass on a processor")
+@pytest.mark.parametrize("case", FUSED)
+def test_flex_gradients(case: Case) -> None:
+    ids, direction = ids_of(length=128).cuda(), torch.randn(BATCH, 128, SIZES["hidden_size"], device="cuda")
+    gradients = []
+    for model in pair(case, "flex_attention", num_attention_heads=4, head_dim=16):
+        model = model.float().cuda()
+        states = model(ids).last_hidden_state
+        gradients.append(torch.autograd.grad((states * direction).sum(), list(model.parameters())))
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("small_blocks", "uncompiled")
+@pytest.mark.filterwarnings(
+    "ignore:flex_attention called without torch.compile", "ignore::DeprecationWarning:torch.jit"
+)
+@pytest.mark.parametrize("implementation", ["sdpa", "flex_attention"])
+@pytest.mark.parametrize("case", FUSED_DECODERS)
+@torch.no_grad()
+def test_decoding_and_memory(case: Case, implementation: str) -> None:
+    """Keys outnumber queries: decoding in chunks behind a padded prompt, and a segment behind a memory that fills."""
+    ids, mask = ids_of(), torch.ones(BATCH, LENGTH, dtype=torch.long)
+    mask[0, :4] = 0
+    memory = "memory" not in SCHEMES[case.scheme].refuses
+    plain, other = pair(case, implementation, **({"mem_len": 7} if memory else {}))
+    wanted = plain(ids, attention_mask=mask, use_cache=False).last_hidden_state[mask.bool()]
+    states, cache, start = [], None, 0
+    for stop in (6, 7, 11):
+        output = other(ids[:, start:stop], attention_mask=mask[:, :stop], cache=cache, use_cache=True)
+        states.append(output.last_hidden_state)
+        cache, start = output.cache, stop
+    torch.testing.assert_close(torch.cat(states, 1)[mask.bool()], wanted, **EXACT)
+    if memory:
+        first = other(ids[:, :6], attention_mask=mask[:, :6])
+        rest = other(ids[:, 6:], memory=first.memory).last_hidden_state
+        found = torch.cat([first.last_hidden_state, rest], 1)[mask.bool()]
+        torch.testing.assert_close(found, wanted, **EXACT)
+
+
+@pytest.mark.parametrize("case", EAGER_ONLY)
+def test_a_backend_that_cannot_is_refused(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    """With the reason, when the model is made and later; with none asked for, the fallback is said aloud."""
+    reason = needs_eager(case)
+    for name in ("sdpa", "flex_attention"):
+        with pytest.raises(ValueError, match=f"attn_implementation='{name}' cannot do this scheme: {reason[:20]}"):
+            case.model(attn_implementation=name)
+    hf_logging.warning_once.cache_clear()
+    hf_logging.enable_propagation()
+    model = case.model(attn_implementation=None)
+    hf_logging.disable_propagation()
+    assert f"attn_implementation falls back to 'eager': {reason}" in caplog.text
+    assert model.config._attn_implementation == "eager"
+    with pytest.raises(ValueError, match="cannot do this scheme"):
+        model.set_attn_implementation("sdpa")
+
+
+@pytest.mark.parametrize("case", FUSED)
+def test_the_default_is_the_fast_one(case: Case) -> None:
+    model = case.model(attn_implementation=None)
+    assert model.config._attn_implementation == "sdpa"
+    model.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("case", cases())
+def test_attentions_on_any_backend(case: Case) -> None:
+    """Asking for probabilities gives them, from the eager path, without changing the output."""
+    model, ids = case.model(attn_implementation=None), ids_of()
+    plain, asked = model(ids), model(ids, output_attentions=True, output_hidden_states=True)
+    torch.testing.assert_close(asked.last_hidden_state, plain.last_hidden_state, **EXACT)
+    heads = SIZES["num_attention_heads"]
+    assert [tuple(part.shape) for part in asked.attentions] == [(BATCH, heads, LENGTH, LENGTH)] * 2
+    torch.testing.assert_close(asked.attentions[0].sum(-1), torch.ones(BATCH, heads, LENGTH, dtype=torch.float64))
+    assert len(asked.hidden_states) == 3 and torch.equal(asked.hidden_states[-1], asked.last_hidden_state)
+
+
+def test_unknown_backend_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not support Flash Attention 2"):
+        ROPE.model(attn_implementation="flash_attention_2")
