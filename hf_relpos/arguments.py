@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
-from transformers.integrations import is_tensorboard_available
+from transformers.integrations.integration_utils import is_tensorboard_available
 
 USAGE = "%(prog)s [CONFIG.yaml | --config CONFIG.yaml] [--argument value ...]"
 
@@ -80,6 +80,7 @@ class DataArguments:
 class RunArguments(TrainingArguments):
     """transformers' TrainingArguments with this project's defaults, and what it adds."""
 
+    output_dir: str = argument("runs/default", "Folder of the run; with a YAML file, runs/NAME of that file.")
     remove_unused_columns: bool = argument(False, "Drop columns that the model's forward does not name.")
     dataloader_pin_memory: bool = argument(torch.accelerator.is_available(), "Pin the memory of batches.")
     report_to: str = argument(
@@ -99,13 +100,14 @@ def parse_arguments(argv: list[str]) -> tuple[ModelArguments, DataArguments, Run
     Returns:
         The three groups of arguments. Without any of do_train, do_eval and do_predict, all three are done.
     """
-    parser = HfArgumentParser((ModelArguments, DataArguments, RunArguments), usage=USAGE, allow_abbrev=False)
+    groups: Any = (ModelArguments, DataArguments, RunArguments)
+    parser = HfArgumentParser(groups, usage=USAGE, allow_abbrev=False)
     config_file, argv = _take_config_file(argv)
     settings = read_yaml(config_file) if config_file else {}
     _refuse_unknown(settings, parser, where=f"{config_file}: ")
     overrides = parse_mapping("config_overrides", settings.pop("config_overrides", None))
 
-    tokens = ["--output_dir", f"runs/{Path(config_file).stem if config_file else 'default'}"]
+    tokens = ["--output_dir", f"runs/{Path(config_file).stem}"] if config_file else []
     tokens += [token for key, value in settings.items() for token in _as_tokens(key, value, parser)] + argv
     if not any(token.split("=")[0] in ("--do_train", "--do_eval", "--do_predict") for token in tokens):
         tokens += ["--do_train", "--do_eval", "--do_predict"]

@@ -6,6 +6,7 @@ lost; `labels` are the same tokens in place, as transformers has them. -100 mark
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,16 @@ from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBas
 from hf_relpos.tokenization import end_token_id, pad_token_id, start_token_id
 
 IGNORED = -100
+TOKENIZING: dict[str, Any] = {"input_columns": "text", "batched": True, "batch_size": 100, "remove_columns": ["text"]}
 
 
 def pack(
-    documents: Dataset | IterableDataset,
+    documents: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     block_size: int,
     keep_tail: bool = False,
     num_proc: int | None = None,
-) -> Dataset | IterableDataset:
+) -> Dataset:
     """Tokenize documents and cut them into blocks.
 
     Args:
@@ -36,30 +38,31 @@ def pack(
 
     Returns:
         Rows `input_ids`, `labels`, `shift_labels`, `reset_mask`, and `attention_mask` if there is padding. No token
-        stands in two blocks. Of streamed documents, the tail of every thousand is dropped.
+        stands in two blocks.
     """
-    start = start_token_id(tokenizer)
-
-    def tokenize(texts: list[str]) -> dict[str, list[list[int]]]:
-        # Special tokens are split: a document that quotes "<|endoftext|>" must not end there.
-        found = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        return {"input_ids": [[start, *tokens] for tokens in found["input_ids"]]}
-
-    def cut(documents: Sequence[Any]) -> dict[str, np.ndarray]:
-        padding = pad_token_id(tokenizer) if keep_tail else None
-        return cut_blocks(documents, block_size, end_token_id(tokenizer), padding)
-
-    options: dict[str, Any] = {"batched": True, "batch_size": 100, "remove_columns": ["text"]}
-    if isinstance(documents, IterableDataset):
-        tokens = documents.map(tokenize, input_columns="text", **options)
-        blocks = tokens.map(cut, input_columns="input_ids", batched=True, batch_size=1000)
-        return blocks.with_format("torch")
-    tokens = documents.map(tokenize, input_columns="text", num_proc=num_proc, desc="Tokenizing", **options)
-    tokens = list(tokens.with_format("numpy")["input_ids"])
+    tokenize = partial(_tokenize, tokenizer=tokenizer)
+    rows = documents.map(tokenize, desc="Tokenizing", num_proc=num_proc, **TOKENIZING).with_format("numpy")
+    tokens = list(rows["input_ids"])
     found = sum(map(len, tokens))
     if not keep_tail and found < block_size:
         raise ValueError(f"{found} tokens found, fewer than one block (block_size={block_size})")
-    return Dataset.from_dict(cut(tokens)).with_format("torch")
+    padding = pad_token_id(tokenizer) if keep_tail else None
+    columns = cut_blocks(tokens, block_size, end_token_id(tokenizer), padding)
+    return Dataset.from_dict(columns).with_format("torch")
+
+
+def pack_stream(documents: IterableDataset, tokenizer: PreTrainedTokenizerBase, block_size: int) -> IterableDataset:
+    """The same for streamed training text; what does not fill a block is dropped of every thousand documents."""
+    cut = partial(cut_blocks, block_size=block_size, end=end_token_id(tokenizer))
+    tokens = documents.map(partial(_tokenize, tokenizer=tokenizer), **TOKENIZING)
+    return tokens.map(cut, input_columns="input_ids", batched=True, batch_size=1000).with_format("torch")
+
+
+def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, list[list[int]]]:
+    # Special tokens are split: a document that quotes "<|endoftext|>" must not end there.
+    found = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    start = start_token_id(tokenizer)
+    return {"input_ids": [[start, *tokens] for tokens in found["input_ids"]]}
 
 
 def cut_blocks(
@@ -99,8 +102,9 @@ def cut_blocks(
 
 def count_bytes(blocks: Dataset, tokenizer: PreTrainedTokenizerBase) -> int:
     """UTF-8 bytes of the text that the targets of blocks spell; a tokenizer that keeps all bytes makes it exact."""
-    targets = blocks["shift_labels"][:].flatten()
-    return len(tokenizer.decode(targets[targets != IGNORED], skip_special_tokens=True).encode())
+    targets = np.asarray(blocks.with_format("numpy")[:]["shift_labels"])
+    text = tokenizer.decode(targets[targets != IGNORED].tolist(), skip_special_tokens=True)
+    return len(str(text).encode())
 
 
 class MaskingCollator(DataCollatorForLanguageModeling):
@@ -117,7 +121,7 @@ class MaskingCollator(DataCollatorForLanguageModeling):
         return batch
 
 
-def without_targets(blocks: Dataset | IterableDataset) -> Dataset | IterableDataset:
+def without_targets(blocks: Any) -> Any:
     """Blocks for the training of a masked language model, whose targets the collator makes anew every time."""
     return blocks.remove_columns(["labels", "shift_labels"])
 

@@ -48,8 +48,9 @@ def build_config(arguments: ModelArguments, block_size: int) -> PreTrainedConfig
         )
     family = CONFIG_MAPPING[arguments.model_type]
     _refuse_unknown(fields, family)
+    fields = {"max_position_embeddings": block_size, **fields}
     try:
-        return family(**({"max_position_embeddings": block_size} | fields))
+        return family(**fields)
     except StrictDataclassError as error:
         raise ValueError(str(error)) from error
 

@@ -150,18 +150,17 @@ def _text(text: dict[str, Any]) -> str:
 
 
 def _results(numbers: dict[str, Any]) -> str:
-    prefixes = {
-        prefix: name for prefix, name in (("eval", "validation"), ("test", "test")) if f"{prefix}_loss" in numbers
+    found = {
+        name: prefix for name, prefix in (("validation", "eval"), ("test", "test")) if f"{prefix}_loss" in numbers
     }
-    if not prefixes:
+    if not found:
         return "Not evaluated."
-    lines = ["| | " + " | ".join(prefixes.values()) + " |", "|---|" + "---:|" * len(prefixes)]
+    lines = ["| | " + " | ".join(found) + " |", "|---|" + "---:|" * len(found)]
     for metric, label in METRICS.items():
-        values = [numbers.get(f"{prefix}_{metric}") for prefix in prefixes]
-        if any(value is not None for value in values):
-            lines.append(
-                f"| {label} | " + " | ".join("" if value is None else f"{value:.4f}" for value in values) + " |"
-            )
+        values = [numbers.get(f"{prefix}_{metric}") for prefix in found.values()]
+        cells = ["" if value is None else f"{value:.4f}" for value in values]
+        if any(cells):
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
     lines += ["", "Every token counts once and weighs the same; documents are read in consecutive blocks."]
     return "\n".join(lines)
 
@@ -193,12 +192,12 @@ def _arguments(record: dict[str, Any]) -> str:
 def _limits(record: dict[str, Any], config: PreTrainedConfig) -> str:
     block = record["data"]["block_size"]
     lines = [
-        f"- It knows only the text above. It was trained on blocks of {block} tokens; how well it uses more context was "
-        "not measured here.",
-        "- It is a small model for research on position schemes: what it writes may be wrong, or copied from its text, "
-        "and was checked by nobody.",
-        "- The numbers hold for this text, this tokenizer and one seed. Bits per byte compare models with different "
-        "tokenizers, loss and perplexity do not.",
+        f"- It knows only the text above. It was trained on blocks of {block} tokens; how well it uses more context "
+        "was not measured here.",
+        "- It is a small model for research on position schemes: what it writes may be wrong, or copied from its "
+        "text, and was checked by nobody.",
+        "- The numbers hold for this text, this tokenizer and one seed. Of models with different tokenizers only the "
+        "bits per byte compare.",
         "- The licence of the training text may bear on the weights.",
     ]
     bound = position_bound(config)

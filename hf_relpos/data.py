@@ -10,14 +10,16 @@ import hashlib
 import io
 import platform
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from hf_relpos.arguments import DataArguments
 
-Documents = Dataset | IterableDataset
+Rows = TypeVar("Rows", Dataset, IterableDataset)
 
 STDLIB = "stdlib"
 STDLIB_LEFT_OUT = {
@@ -36,13 +38,17 @@ TABLES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet
 STREAMED_EVALUATION = 1000
 
 
-def load_documents(arguments: DataArguments) -> dict[str, Documents]:
-    """Load the text that the arguments name.
+@dataclass
+class Documents:
+    """The documents of each split that a source has, in the column `text`; only training text is ever streamed."""
 
-    Returns:
-        The splits "train", "validation" and "test" as far as the source has them; where it has a training split and
-        no validation split, the latter is split off.
-    """
+    train: Dataset | IterableDataset | None = None
+    validation: Dataset | None = None
+    test: Dataset | None = None
+
+
+def load_documents(arguments: DataArguments) -> Documents:
+    """Load the text that the arguments name; without text for validation, a part of the training text is set apart."""
     files = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
     files = {split: names for split, names in files.items() if names}
     if files and arguments.dataset_name:
@@ -50,16 +56,14 @@ def load_documents(arguments: DataArguments) -> dict[str, Documents]:
             f"dataset_name={arguments.dataset_name!r} and {'_file, '.join(files)}_file exclude each other"
         )
     if files:
-        found: dict[str, Documents] = {
-            split: load_files(names, arguments.text_column) for split, names in files.items()
-        }
+        found = Documents(**{split: load_files(names, arguments.text_column) for split, names in files.items()})
     elif arguments.dataset_name in (None, STDLIB):
-        found = {split: load_files(names) for split, names in stdlib_files().items()}
+        found = Documents(**{split: load_files(names) for split, names in stdlib_files().items()})
     else:
-        found = _load_hub(arguments)
-    if "train" in found and "validation" not in found:
-        found["train"], found["validation"] = _hold_out(found["train"], arguments.validation_split_percentage)
-    return {split: rows if split == "train" else _at_rest(rows) for split, rows in found.items()}
+        found = _load_hub(arguments.dataset_name, arguments)
+    if found.train is not None and found.validation is None:
+        found.train, found.validation = _hold_out(found.train, arguments.validation_split_percentage)
+    return found
 
 
 def describe_source(arguments: DataArguments) -> str:
@@ -151,8 +155,9 @@ def _load_table(kind: str, paths: list[Path], column: str) -> Dataset:
 
 
 def _load(kind: str, paths: list[Path], **options) -> Dataset:
-    try:  # names are escaped: data_files are patterns, and a name may hold brackets
-        return load_dataset(kind, data_files=[glob.escape(str(path)) for path in paths], split="train", **options)
+    files = [glob.escape(str(path)) for path in paths]  # data_files are patterns, and a name may hold brackets
+    try:
+        return load_dataset(kind, data_files=files, split="train", streaming=False, **options)
     except DatasetGenerationError as error:
         raise ValueError(f"{', '.join(map(str, paths))} cannot be read as {kind}: {error.__cause__}") from error
 
@@ -170,17 +175,17 @@ def _check_is_text(path: Path) -> None:
                 raise ValueError(f"{path} is a binary file or not in UTF-8: {error}") from error
 
 
-def _text_only(table: Documents, column: str) -> Documents:
+def _text_only(table: Rows, column: str) -> Rows:
     table = table.select_columns(column)
     return table if column == "text" else table.rename_column(column, "text")
 
 
-def _hold_out(documents: Documents, percentage: float) -> tuple[Documents, Documents]:
-    """Split validation text off: documents drawn at random, or the end of a single document."""
+def _hold_out(documents: Dataset | IterableDataset, percentage: float) -> tuple[Dataset | IterableDataset, Dataset]:
+    """Split off documents drawn at random, the end of a single document, or the beginning of a stream."""
     if not 0 < percentage < 100:
         raise ValueError(f"validation_split_percentage={percentage} is not between 0 and 100")
     if isinstance(documents, IterableDataset):
-        return documents.skip(STREAMED_EVALUATION), documents.take(STREAMED_EVALUATION)
+        return documents.skip(STREAMED_EVALUATION), _beginning(documents)
     if len(documents) > 1:
         parts = documents.train_test_split(test_size=percentage / 100, seed=0)
         return parts["train"], parts["test"]
@@ -191,22 +196,28 @@ def _hold_out(documents: Documents, percentage: float) -> tuple[Documents, Docum
     return Dataset.from_dict({"text": [text[:cut]]}), Dataset.from_dict({"text": [text[cut:]]})
 
 
-def _at_rest(documents: Documents) -> Dataset:
-    """Text for evaluation, which is read again and again: of a stream, its first documents."""
-    if isinstance(documents, IterableDataset):
-        return Dataset.from_list(list(documents.take(STREAMED_EVALUATION)))
-    return documents
+def _beginning(documents: IterableDataset) -> Dataset:
+    return Dataset.from_list(list(documents.take(STREAMED_EVALUATION)))
 
 
-def _load_hub(arguments: DataArguments) -> dict[str, Documents]:
-    name, column = arguments.dataset_name, arguments.text_column
-    loaded = load_dataset(name, arguments.dataset_config_name, streaming=arguments.streaming)
-    found = {}
+def _load_hub(name: str, arguments: DataArguments) -> Documents:
+    column = arguments.text_column
+    loaded = _load_dataset(name, arguments)
+    found: dict[str, Any] = {}
     for split in filter(loaded.__contains__, SPLITS):
         columns = loaded[split].column_names
         if columns is not None and column not in columns:
             raise ValueError(f"{name} has no column {column!r}; text_column may be one of {columns}")
         found[split] = _text_only(loaded[split], column)
+        if split != "train" and isinstance(found[split], IterableDataset):
+            found[split] = _beginning(found[split])
     if not found:
         raise ValueError(f"{name} has none of the splits {SPLITS}, only {list(loaded)}")
-    return found
+    return Documents(**found)
+
+
+def _load_dataset(name: str, arguments: DataArguments) -> Any:
+    try:
+        return load_dataset(name, arguments.dataset_config_name, streaming=arguments.streaming)
+    except (OSError, DatasetGenerationError) as error:
+        raise ValueError(f"dataset_name={name!r} cannot be loaded: {error}") from error

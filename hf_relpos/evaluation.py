@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from transformers import EvalPrediction, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_relpos.blocks import IGNORED
-from hf_relpos.metrics import load_metric
+from hf_relpos.metrics import compute_metric
 from hf_relpos.tokenization import start_token_id
 
 
@@ -23,8 +23,7 @@ def score_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], targets: torch.T
     Returns:
         `(batch, 3)`: summed negative log-likelihood, correct tokens, all tokens.
     """
-    if isinstance(logits, tuple):
-        logits = logits[0]
+    logits = logits[0] if isinstance(logits, tuple) else logits
     nll = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="none")
     sums = nll.view_as(targets).sum(1), (logits.argmax(-1) == targets).sum(1), (targets != IGNORED).sum(1)
     return torch.stack([column.float() for column in sums], 1)
@@ -39,10 +38,10 @@ def language_model_metrics(prediction: EvalPrediction, byte_count: int | None = 
     """
     nll, correct, tokens = np.asarray(prediction.predictions, dtype=np.float64).sum(0)
     metrics = {"loss": nll / tokens, "tokens": int(tokens)}
-    metrics |= load_metric("perplexity").compute(nll=[nll], tokens=[int(tokens)])
-    metrics |= load_metric("token_accuracy").compute(correct=[int(correct)], tokens=[int(tokens)])
+    metrics |= compute_metric("perplexity", nll=[nll], tokens=[int(tokens)])
+    metrics |= compute_metric("token_accuracy", correct=[int(correct)], tokens=[int(tokens)])
     if byte_count:
-        metrics |= load_metric("bits_per_byte").compute(nll=[nll], bytes=[byte_count])
+        metrics |= compute_metric("bits_per_byte", nll=[nll], bytes=[byte_count])
     return metrics
 
 

@@ -55,21 +55,23 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: s
     ids = torch.tensor([tokens], device=model.device)
     was_training = model.training
     model.eval()
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=length)
+    found = model.generate(  # pyright: ignore[reportCallIssue]
+        ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=length
+    )
     model.train(was_training)
-    return tokenizer.decode(found[0, 1:], skip_special_tokens=True)
+    return str(tokenizer.decode(found[0, 1:], skip_special_tokens=True))
 
 
 def format_summary(metrics: dict[str, Any], continuation: str | None = None) -> str:
     """The metrics of the texts "eval" and "test" as a table, and the sampled text below it."""
-    columns = {
-        prefix: name for prefix, name in (("eval", "validation"), ("test", "test")) if f"{prefix}_loss" in metrics
+    found = {
+        name: prefix for name, prefix in (("validation", "eval"), ("test", "test")) if f"{prefix}_loss" in metrics
     }
-    lines = ["", " " * 22 + "".join(f"{name:>14}" for name in columns.values())]
+    lines = ["", " " * 22 + "".join(f"{name:>14}" for name in found)]
     for row, style in ROWS.items():
-        values = [metrics.get(f"{prefix}_{row}") for prefix in columns]
-        if any(value is not None for value in values):
-            cells = ["" if value is None else style.format(value) for value in values]
+        values = [metrics.get(f"{prefix}_{row}") for prefix in found.values()]
+        cells = ["" if value is None else style.format(value) for value in values]
+        if any(cells):
             lines.append(f"{row.replace('_', ' '):<22}" + "".join(f"{cell:>14}" for cell in cells))
     if continuation is not None:
         lines += ["", "A sample (the first characters are given):", "", continuation]

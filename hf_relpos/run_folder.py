@@ -26,7 +26,7 @@ def describe_run(
 
 
 def find_checkpoint(run: RunArguments) -> str | None:
-    """The checkpoint from which a run is to go on: `resume_from_checkpoint` is a folder, true, or auto (if there is one)."""
+    """The checkpoint to go on from: `resume_from_checkpoint` is its folder, true (the last one), or auto (if any)."""
     wanted = run.resume_from_checkpoint or "false"
     if wanted.lower() in ("false", "none"):
         return None

@@ -5,6 +5,7 @@ both give any text back unchanged. `<|endoftext|>` starts and ends a document, a
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -82,10 +83,11 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _first_of(tokenizer: PreTrainedTokenizerBase, *names: str) -> int:
-    found = next((token for token in (getattr(tokenizer, name) for name in names) if token is not None), None)
-    if found is None:
-        raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has none of {', '.join(names)}")
-    return found
+    for name in names:
+        token: Any = getattr(tokenizer, name)
+        if token is not None:
+            return token  # pyright: ignore[reportReturnType]
+    raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has none of {', '.join(names)}")
 
 
 def _wrap(backend: Tokenizer) -> PreTrainedTokenizerFast:

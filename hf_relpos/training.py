@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from datasets import Dataset, IterableDataset
+from safetensors.torch import load_model
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -15,9 +16,11 @@ from transformers import (
     default_data_collator,
     set_seed,
 )
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from hf_relpos.arguments import DataArguments, ModelArguments, RunArguments, parse_arguments
-from hf_relpos.blocks import MaskingCollator, count_bytes, mask_once, pack, without_targets
+from hf_relpos.blocks import MaskingCollator, count_bytes, mask_once, pack, pack_stream, without_targets
 from hf_relpos.building import build_config, build_model, is_masked
 from hf_relpos.cards import SAMPLE, write_model_card
 from hf_relpos.data import Documents, describe_documents, describe_source, load_documents
@@ -30,8 +33,6 @@ from hf_relpos.tokenization import load_tokenizer
 STREAMED_VOCABULARY = 10_000
 # Characters of the validation text that the sample continues.
 SAMPLE_PROMPT = 200
-
-Blocks = Dataset | IterableDataset
 
 
 class EvaluationText(NamedTuple):
@@ -46,26 +47,24 @@ class Job:
     """A run that is ready to begin.
 
     Attributes:
-        trainer: holds the model, the tokenizer, the arguments, and the blocks to train and validate on.
-        record: the arguments and the description of the text, as they are stored in the folder.
+        trainer: Trainer with the blocks to train and validate on.
+        args: its arguments.
+        model: its model.
+        tokenizer: its tokenizer.
+        record: all arguments and the description of the text, as they are stored in the folder.
         checkpoint: where the run goes on from.
         texts: the texts to evaluate at the end, by the prefix of their metrics.
         validation: the documents behind the text "eval".
     """
 
     trainer: Trainer
+    args: RunArguments
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
     record: dict[str, Any]
     checkpoint: str | None
     texts: dict[str, EvaluationText]
     validation: Dataset | None
-
-
-class LanguageModelTrainer(Trainer):
-    """The stock Trainer, but the model card that it writes when it pushes is this project's."""
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        if self.is_world_process_zero():
-            write_model_card(self.args.output_dir)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -82,25 +81,25 @@ def prepare(argv: list[str]) -> Job:
     arguments, data, args = parse_arguments(argv)
     config = build_config(arguments, data.block_size)
     documents = _needed_documents(data, args)
-    text = {split: describe_documents(rows) for split, rows in documents.items() if isinstance(rows, Dataset)}
+    text = {split: describe_documents(rows) for split, rows in vars(documents).items() if isinstance(rows, Dataset)}
     record = describe_run(arguments, data, args, {"source": describe_source(data), **text})
     checkpoint = find_checkpoint(args)
     if args.process_index == 0:
         check_output_dir(args, record)
 
-    tokenizer = _load_tokenizer(arguments, data, documents.get("train"))
+    tokenizer = _load_tokenizer(arguments, data, documents)
     set_seed(args.seed)
     model = build_model(arguments, config, tokenizer)
     with args.main_process_first(desc="tokenizing"):
-        train = _training_blocks(documents["train"], model, tokenizer, data) if args.do_train else None
+        train = _training_blocks(documents.train, model, tokenizer, data) if documents.train is not None else None
         texts = {
-            prefix: _evaluation_text(documents[split], model, tokenizer, data)
-            for split, prefix in (("validation", "eval"), ("test", "test"))
-            if split in documents
+            prefix: _evaluation_text(rows, model, tokenizer, data)
+            for prefix, rows in (("eval", documents.validation), ("test", documents.test))
+            if rows is not None
         }
     trainer = build_trainer(model, tokenizer, args, data, train, texts.get("eval"))
-    wanted = {prefix: text for prefix, text in texts.items() if args.do_eval or prefix != "eval"}
-    return Job(trainer, record, checkpoint, wanted, documents.get("validation"))
+    texts = {prefix: text for prefix, text in texts.items() if args.do_eval or prefix != "eval"}
+    return Job(trainer, args, model, tokenizer, record, checkpoint, texts, documents.validation)
 
 
 def build_trainer(
@@ -108,18 +107,19 @@ def build_trainer(
     tokenizer: PreTrainedTokenizerBase,
     args: RunArguments,
     data: DataArguments,
-    train: Blocks | None = None,
+    train: Any = None,
     validation: EvaluationText | None = None,
 ) -> Trainer:
     """The Trainer of a language model, causal or masked by the family of its configuration."""
     masked = is_masked(model.config)
     args.label_names = ["labels"] if masked else ["shift_labels"]
-    return LanguageModelTrainer(
+    blocks: Any = validation and validation.blocks
+    return Trainer(
         model=model,
         args=args,
         data_collator=_masking(tokenizer, data) if masked else default_data_collator,
         train_dataset=train,
-        eval_dataset=validation and validation.blocks,
+        eval_dataset=blocks,
         processing_class=tokenizer,
         compute_metrics=partial(language_model_metrics, byte_count=validation and validation.byte_count),
         preprocess_logits_for_metrics=score_rows,
@@ -128,22 +128,21 @@ def build_trainer(
 
 def run(job: Job) -> dict[str, Any]:
     """Train, evaluate, describe and publish, as far as the arguments ask for it; returns the evaluations' metrics."""
-    trainer, args = job.trainer, job.trainer.args
+    trainer, args = job.trainer, job.args
     if args.should_save:
         start_folder(args, job.record)
     if args.do_train:
-        _train(trainer, job.checkpoint)
+        _train(job)
     metrics = evaluate(trainer, job.texts)
-    continuation = None
     if trainer.is_world_process_zero():
         metrics |= _describe_validation(job)
         for prefix in job.texts:
             trainer.save_metrics(prefix, {name: value for name, value in metrics.items() if name.startswith(prefix)})
-        continuation = _write_sample(job) if args.do_train else None
-        print(format_summary(metrics, continuation))
+        print(format_summary(metrics, _write_sample(job) if args.do_train else None))
     if args.do_train and args.should_save:
         write_model_card(args.output_dir)
-    if args.push_to_hub:
+    if args.push_to_hub:  # Trainer would write a draft of its own over the card
+        trainer.create_model_card = lambda **_: write_model_card(args.output_dir)  # pyright: ignore
         trainer.push_to_hub()
     return metrics
 
@@ -152,58 +151,73 @@ def evaluate(trainer: Trainer, texts: dict[str, EvaluationText]) -> dict[str, An
     """Evaluate texts one after another; the metrics carry the texts' prefixes."""
     metrics = {}
     for prefix, text in texts.items():
+        blocks: Any = text.blocks
         trainer.compute_metrics = partial(language_model_metrics, byte_count=text.byte_count)
-        metrics |= trainer.evaluate(text.blocks, metric_key_prefix=prefix)
+        metrics |= trainer.evaluate(blocks, metric_key_prefix=prefix)
     return metrics
 
 
-def _train(trainer: Trainer, checkpoint: str | None) -> None:
-    done = TrainerState.load_from_json(f"{checkpoint}/trainer_state.json").global_step if checkpoint else 0
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.model.config.use_cache = True  # Trainer turned it off; generation from the saved folder wants it
-    trainer.save_model()
-    trainer.save_state()
-    if result.global_step > done:
-        trainer.save_metrics("train", result.metrics)
+def _train(job: Job) -> None:
+    if job.checkpoint and _is_finished(job.args, job.checkpoint):  # Trainer would take one more step
+        load_model(job.model, f"{job.checkpoint}/{SAFE_WEIGHTS_NAME}")
+    else:
+        result = job.trainer.train(resume_from_checkpoint=job.checkpoint)
+        job.trainer.save_metrics("train", result.metrics)
+        job.trainer.save_state()
+    job.model.config.use_cache = True  # Trainer turned it off; generation from the saved folder wants it
+    job.trainer.save_model()
+
+
+def _is_finished(args: RunArguments, checkpoint: str) -> bool:
+    state = TrainerState.load_from_json(f"{checkpoint}/{TRAINER_STATE_NAME}")
+    if args.max_steps > 0:
+        return state.global_step >= args.max_steps
+    return (state.epoch or 0) >= args.num_train_epochs
 
 
 def _describe_validation(job: Job) -> dict[str, Any]:
     """What the numbers of the validation text are to be read against."""
     if "eval" not in job.texts or job.validation is None:
         return {}
-    text = {"eval_source": job.record["text"]["source"], "eval_sha256": job.record["text"]["validation"]["sha256"]}
-    if job.texts["eval"].byte_count:
+    whole = job.record["text"]["validation"]
+    text = {"eval_source": job.record["text"]["source"], "eval_sha256": whole["sha256"]}
+    if job.texts["eval"].byte_count == whole["bytes"]:  # else only its first blocks were evaluated
         references = compressed_bits_per_byte(job.validation)
         text |= {f"eval_{name}_bits_per_byte": value for name, value in references.items()}
     return text
 
 
 def _write_sample(job: Job) -> str | None:
-    args, model = job.trainer.args, job.trainer.model
-    if not (model.can_generate() and args.sample_tokens and job.validation):
+    args = job.args
+    if not (job.model.can_generate() and args.sample_tokens and job.validation):
         return None
     prompt = args.sample_prompt or job.validation[0]["text"][:SAMPLE_PROMPT]
-    text = sample(model, job.trainer.processing_class, prompt, args.sample_tokens, args.seed)
+    text = sample(job.model, job.tokenizer, prompt, args.sample_tokens, args.seed)
     Path(args.output_dir, SAMPLE).write_text(text, encoding="utf-8")
     return text
 
 
-def _needed_documents(data: DataArguments, args: RunArguments) -> dict[str, Documents]:
+def _needed_documents(data: DataArguments, args: RunArguments) -> Documents:
     documents = load_documents(data)
-    for split, needed in (("train", args.do_train), ("validation", args.do_eval)):
-        if needed and split not in documents:
+    for split, rows, needed in (
+        ("train", documents.train, args.do_train),
+        ("validation", documents.validation, args.do_eval),
+    ):
+        if needed and rows is None:
             raise ValueError(f"there is no {split} text: give {split}_file, or a dataset that has it")
-    unused = {"train": not args.do_train, "test": not args.do_predict}
-    return {split: rows for split, rows in documents.items() if not unused.get(split)}
+    return Documents(
+        train=documents.train if args.do_train else None,
+        validation=documents.validation,
+        test=documents.test if args.do_predict else None,
+    )
 
 
-def _load_tokenizer(
-    arguments: ModelArguments, data: DataArguments, train: Documents | None
-) -> PreTrainedTokenizerBase:
+def _load_tokenizer(arguments: ModelArguments, data: DataArguments, documents: Documents) -> PreTrainedTokenizerBase:
     """A trained model keeps its tokenizer, unless another one is named that is not to be built here."""
     name = data.tokenizer_name or "byte"
     if arguments.model_name_or_path and name in ("byte", "bpe"):
         name = arguments.model_name_or_path
+    train: Any = documents.train
     if isinstance(train, IterableDataset):
         train = train.take(STREAMED_VOCABULARY)
     return load_tokenizer(name, (row["text"] for row in train or ()), data.vocab_size)
@@ -214,9 +228,18 @@ def _masking(tokenizer: PreTrainedTokenizerBase, data: DataArguments, seed: int 
 
 
 def _training_blocks(
-    documents: Documents, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data: DataArguments
-) -> Blocks:
-    blocks = pack(documents, tokenizer, data.block_size, num_proc=data.preprocessing_num_workers)
+    documents: Dataset | IterableDataset,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataArguments,
+) -> Dataset | IterableDataset:
+    if isinstance(documents, IterableDataset):
+        blocks = pack_stream(documents, tokenizer, data.block_size)
+    else:
+        try:
+            blocks = pack(documents, tokenizer, data.block_size, num_proc=data.preprocessing_num_workers)
+        except ValueError as error:
+            raise ValueError(f"training text ({describe_source(data)}): {error}") from error
     if data.max_train_samples:
         blocks = blocks.take(data.max_train_samples)
     return without_targets(blocks) if is_masked(model.config) else blocks
