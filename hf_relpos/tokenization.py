@@ -27,7 +27,7 @@ def train_bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedToke
 
     Args:
         texts: the training documents.
-        vocab_size: size of the whole vocabulary, with the 256 bytes and the special tokens.
+        vocab_size: the whole vocabulary, with the 256 bytes and the special tokens; a short text may give less.
 
     Returns:
         The tokenizer; the same texts give the same one.
@@ -79,7 +79,7 @@ def end_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The padding token; without one, the end token, which the attention mask hides just as well."""
-    return end_token_id(tokenizer) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return end_token_id(tokenizer) if tokenizer.pad_token_id is None else tokenizer.pad_token_id  # pyright: ignore[reportReturnType]
 
 
 def _first_of(tokenizer: PreTrainedTokenizerBase, *names: str) -> int:

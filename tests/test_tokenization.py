@@ -1,0 +1,77 @@
+"""Tokenizers: any text comes back unchanged, and the saved folder is an ordinary one."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from hf_relpos.tokenization import (
+    build_byte_tokenizer,
+    end_token_id,
+    load_tokenizer,
+    pad_token_id,
+    start_token_id,
+    train_bpe_tokenizer,
+)
+
+TEXTS = ["the cat sat on the mat\n" * 20, "def cat(mat):\n    return the_cat\n" * 20, "émigré \u2028 😀"]
+BYTES, BPE = build_byte_tokenizer(), train_bpe_tokenizer(TEXTS, 280)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text())
+@example("\r\n\u2028\x85\x0c\x00 \t  x <|endoftext|>")
+def test_any_text_comes_back(text):
+    for tokenizer in (BYTES, BPE):
+        for split_special_tokens in (False, True):
+            tokens = tokenizer(text, split_special_tokens=split_special_tokens)["input_ids"]
+            assert tokenizer.decode(tokens) == text
+
+
+def test_byte_ids_are_the_bytes():
+    text = "a é 😀\n"
+    assert BYTES(text)["input_ids"] == list(text.encode())
+    assert len(BYTES) == 259
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["byte", "bpe"])
+def test_pieces_are_encoded_as_in_the_whole(tokenizer):
+    for first, second in (("ab", " c"), ("ab", "\n"), ("", "a")):
+        whole = tokenizer(first + second)["input_ids"]
+        assert whole[: len(tokenizer(first)["input_ids"])] == tokenizer(first)["input_ids"]
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["byte", "bpe"])
+def test_saved_folder_loads_with_autotokenizer(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
+    assert loaded.eos_token == loaded.bos_token == "<|endoftext|>"
+    assert (loaded.pad_token, loaded.mask_token) == ("<pad>", "<mask>")
+    assert set(loaded(TEXTS[0])) == {"input_ids", "attention_mask"}
+
+
+def test_bpe_has_the_size_asked_for_and_is_deterministic():
+    again = train_bpe_tokenizer(iter(TEXTS), 280)
+    assert len(BPE) == 280
+    assert again.backend_tokenizer.to_str() == BPE.backend_tokenizer.to_str()
+    assert len(BPE(TEXTS[0])["input_ids"]) < len(TEXTS[0])
+
+
+def test_too_small_a_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="vocab_size=100 .* need 259"):
+        train_bpe_tokenizer(TEXTS, 100)
+
+
+def test_unknown_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="tokenizer_name='.*none' is neither 'byte', 'bpe' nor"):
+        load_tokenizer(str(tmp_path / "none"))
+
+
+def test_tokens_around_a_document_fall_back():
+    tokenizer = build_byte_tokenizer()
+    tokenizer.bos_token = tokenizer.pad_token = None
+    assert start_token_id(tokenizer) == end_token_id(tokenizer) == pad_token_id(tokenizer) == 256
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="none of bos_token_id, eos_token_id, cls_token_id"):
+        start_token_id(tokenizer)
