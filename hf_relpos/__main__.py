@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from transformers import AutoConfig
 
 from hf_relpos.cards import write_model_card
+from hf_relpos.comparison import add_compare
 from hf_relpos.report import compressed_bits_per_byte, format_summary
 from hf_relpos.training import evaluate, prepare
 
@@ -18,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     add_evaluate(commands)
     add_card(commands)
+    add_compare(commands)
     arguments = parser.parse_args(argv)
     try:
         arguments.run(arguments)
