@@ -1,0 +1,281 @@
+"""Configurations: what they refuse, what they default to, and that a file brings back what was saved."""
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import transformers
+from matrix import BASES, CONFIGS, SIZES, Case, cases
+
+import hf_relpos
+from hf_relpos import SCHEMES, RelPosDecoderConfig, RelPosEncoderConfig
+from hf_relpos.scheme_base import Parameter
+from hf_relpos.schemes import scheme_parameters
+
+SMALL = {"num_hidden_layers": 2}
+LIST = ["rope", "t5"]
+REFUSED_BY_BOTH: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown scheme": (
+        {"position_scheme": "ropee"},
+        "unknown position_scheme 'ropee'; the schemes are: nope, sinusoidal, lea",
+    ),
+    "unknown scheme in a list": ({"position_scheme": ["rope", "xl"], **SMALL}, "unknown position_scheme 'xl'"),
+    "length of the list": ({"position_scheme": LIST}, "lists 2 schemes for num_hidden_layers=6"),
+    "unknown parameter": (
+        {"position_scheme": "t5", "position_parameters": {"buckets": 8}},
+        "unknown parameter 'buckets' of T5; its parameters: num_buckets, max_distance, scale_scores",
+    ),
+    "parameter of a scheme without any": (
+        {"position_scheme": "sinusoidal", "position_parameters": {"base": 1}},
+        "unknown parameter 'base' of Sinusoidal; its parameters: it has none",
+    ),
+    "below its minimum": (
+        {"position_scheme": "shaw", "position_parameters": {"max_distance": 0}},
+        "Shaw parameter max_distance=0 is not allowed: int at least 1",
+    ),
+    "above its maximum": (
+        {"position_scheme": "rope", "position_parameters": {"partial_rotary_factor": 1.5}},
+        "RoPE parameter partial_rotary_factor=1.5 is not allowed: float at least 0 and at most 1",
+    ),
+    "another type": (
+        {"position_scheme": "t5", "position_parameters": {"num_buckets": "32"}},
+        "T5 parameter num_buckets='32' is not allowed: int at least 4",
+    ),
+    "not a whole number": (
+        {"position_scheme": "t5", "position_parameters": {"num_buckets": 8.5}},
+        "num_buckets=8.5 is not",
+    ),
+    "a boolean for a number": (
+        {"position_scheme": "t5", "position_parameters": {"num_buckets": True}},
+        "num_buckets=True",
+    ),
+    "not finite": (
+        {"position_parameters": {"rope_theta": float("nan")}},
+        "rope_theta=nan is not allowed: float at least 1",
+    ),
+    "none of the choices": (
+        {"position_scheme": "alibi", "position_parameters": {"slopes": "linear"}},
+        "Alibi parameter slopes='linear' is not allowed: one of 'released', 'geometric'",
+    ),
+    "a number for a boolean": (
+        {"position_parameters": {"interleaved": 1}},
+        "interleaved=1 is not allowed: one of False, True",
+    ),
+    "optional number": (
+        {"position_scheme": "transformer_xl", "position_parameters": {"clamp_len": 0}},
+        "clamp_len=0 is not allowed: int at least 1 or None",
+    ),
+    "buckets without room": (
+        {"position_scheme": "t5", "position_parameters": {"num_buckets": 32, "max_distance": 8}},
+        "T5 parameter max_distance=8 is not allowed: more than",
+    ),
+    "no channel turns": (
+        {"head_dim": 8, "position_parameters": {"partial_rotary_factor": 0.1}},
+        "partial_rotary_factor=0.1 turns",
+    ),
+    "parameters of a list": (
+        {"position_scheme": LIST, "position_parameters": {"num_buckets": 8}, **SMALL},
+        r"map scheme names \(rope, t5\) to dicts: 'num_buckets'=8",
+    ),
+    "parameters of a scheme that is not listed": (
+        {"position_scheme": LIST, "position_parameters": {"alibi": {}}, **SMALL},
+        r"map scheme names \(rope, t5\) to dicts: 'alibi'=\{\}",
+    ),
+    "wrong parameter in a list": (
+        {"position_scheme": LIST, "position_parameters": {"t5": {"num_buckets": 1}}, **SMALL},
+        "T5 parameter num_buckets=1 is not allowed",
+    ),
+    "absolute scheme of one layer": (
+        {"position_scheme": ["sinusoidal", "rope"], **SMALL},
+        "'sinusoidal' acts on the embeddings, so it cannot be the scheme of single layers",
+    ),
+    "two absolute schemes": (
+        {"position_scheme": ["learned_absolute", "sinusoidal"], **SMALL},
+        "acts on the embeddings",
+    ),
+    "heads that do not divide": (
+        {"hidden_size": 12, "num_attention_heads": 5},
+        r"num_attention_heads=5 does not divide hidden_size=12; it may be one of \[1, 2, 3, 4, 6, 12\]",
+    ),
+    "key heads that do not divide": ({"num_key_value_heads": 3}, "num_key_value_heads=3 does not divide 8 heads"),
+    "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be at least 1"),
+    "no tokens": ({"vocab_size": 0}, "vocab_size=0 must be at least 1"),
+    "dropout of one": ({"hidden_dropout": 1.0}, "hidden_dropout=1.0 must be at least 0 and below 1"),
+    "negative dropout": ({"attention_dropout": -0.1}, "attention_dropout=-0.1 must be at least 0"),
+    "parallel and post": (
+        {"parallel_residual": True, "norm_position": "post"},
+        "parallel_residual=True needs norm_position='pre'",
+    ),
+}
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "nope in an encoder": (
+        RelPosEncoderConfig,
+        {"position_scheme": "nope"},
+        "'nope' is refused for a bidirectional model",
+    ),
+    "nope in a list of an encoder": (
+        RelPosEncoderConfig,
+        {"position_scheme": ["rope", "nope"], **SMALL},
+        "'nope' is refused for a bidirectional model: without positions and without a causal mask the tokens",
+    ),
+    "music in an encoder": (
+        RelPosEncoderConfig,
+        {"position_scheme": "music"},
+        "'music' is refused for a bidirectional",
+    ),
+    "sinusoidal with memory": (
+        RelPosDecoderConfig,
+        {"position_scheme": "sinusoidal", "mem_len": 8},
+        "'sinusoidal' is refused for mem_len=8: absolute positions restart in every segment",
+    ),
+    "learned_absolute with memory": (
+        RelPosDecoderConfig,
+        {"position_scheme": "learned_absolute", "mem_len": 8},
+        "'learned_absolute' is refused for mem_len=8",
+    ),
+    "negative memory": (RelPosDecoderConfig, {"mem_len": -1}, "mem_len=-1 must be 0"),
+    "window of one": (RelPosDecoderConfig, {"sliding_window": 1}, "sliding_window=1 must be at least 2"),
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("fields, message", REFUSED_BY_BOTH.values(), ids=REFUSED_BY_BOTH)
+def test_refused(kind: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**fields)
+
+
+@pytest.mark.parametrize("kind, fields, message", REFUSED.values(), ids=REFUSED)
+def test_refused_by_one_family(kind: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"position_scheme": 3}, {"norm_position": "middle"}, {"share_positions": "none"}, {"hidden_size": "256"}],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", CONFIGS.values(), ids=CONFIGS)
+def test_types_are_checked(kind: Any, fields: dict[str, Any]) -> None:
+    """The error of a typed field names it and the value."""
+    (name, value), *_ = fields.items()
+    with pytest.raises(Exception, match=f"(?s){name}.*{value}"):
+        kind(**fields)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_parameter_is_documented_and_bounded(name: str) -> None:
+    for key, spec in SCHEMES[name].parameter_specs.items():
+        assert isinstance(spec, Parameter) and spec.help and spec.allowed
+        assert spec.check(key, spec.default) == spec.default
+        with pytest.raises(ValueError, match=f"{key}=.* is not allowed: "):
+            spec.check(key, "never allowed")
+    assert SCHEMES[name].source, "every scheme names its paper"
+    assert set(SCHEMES[name].refuses) <= {"causal", "bidirectional", "memory"}
+
+
+PAPER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "nope": {},
+    "sinusoidal": {},
+    "learned_absolute": {},
+    "learned_bias": {"max_distance": 128},
+    "shaw": {"max_distance": 16, "values": True, "table": "learned"},
+    "t5": {"num_buckets": 32, "max_distance": 128, "scale_scores": False},
+    "transformer_xl": {"clamp_len": None},
+    "music": {"max_distance": 512, "share_heads": False},
+    "rope": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0, "interleaved": False},
+    "alibi": {"slopes": "released", "sides": "symmetric"},
+}
+
+
+@pytest.mark.parametrize("name", PAPER_DEFAULTS)
+def test_defaults_are_those_of_the_paper(name: str) -> None:
+    found = scheme_parameters(RelPosDecoderConfig(position_scheme=name), name)
+    assert PAPER_DEFAULTS[name].items() <= found.items()
+
+
+def test_given_parameters_stay_as_given() -> None:
+    """A saved file says what was chosen and no more; numbers take the right type where they are used."""
+    config = RelPosDecoderConfig(position_parameters={"rope_theta": 500})
+    assert config.position_parameters == {"rope_theta": 500}
+    assert str(scheme_parameters(config, "rope")["rope_theta"]) == "500.0"
+
+
+def test_derived_fields() -> None:
+    config = RelPosDecoderConfig(hidden_size=96, num_attention_heads=6)
+    assert (config.head_dim, config.num_key_value_heads, config.intermediate_size) == (16, 6, 384)
+    assert config.sliding_window is None and config.layer_types == ["full_attention"] * 6
+    assert RelPosDecoderConfig(mem_len=7).sliding_window == 8
+    assert RelPosDecoderConfig(mem_len=7).layer_types == ["sliding_attention"] * 6
+    assert RelPosDecoderConfig(mem_len=7, sliding_window=None).sliding_window is None
+    assert RelPosDecoderConfig(mem_len=7, sliding_window=7).sliding_window == 7
+    assert RelPosEncoderConfig(position_scheme="sinusoidal").scale_embedding
+    assert not RelPosEncoderConfig(position_scheme="rope").scale_embedding
+    assert RelPosEncoderConfig(hidden_size=90, num_attention_heads=4, head_dim=8).head_dim == 8
+
+
+ROUND_TRIPS = {
+    **{given.id: given.values[0].config() for given in cases(variants=True)},
+    "list": Case("decoder", LIST, {"t5": {"num_buckets": 8}}).config(),
+    "memory": RelPosDecoderConfig(mem_len=9),
+    "memory without window": RelPosDecoderConfig(mem_len=9, sliding_window=None),
+    "odd": RelPosEncoderConfig(classifier_pooling="cls", hidden_dropout=0.1, num_labels=5, eos_token_id=[3, 4]),
+}
+
+
+@pytest.mark.parametrize("config", ROUND_TRIPS.values(), ids=ROUND_TRIPS)
+def test_round_trip(config: Any, tmp_path: pathlib.Path) -> None:
+    """All fields come back with their types, also over the Auto class, and a second file has the same bytes."""
+    config.save_pretrained(tmp_path / "first")
+    for load in (type(config), transformers.AutoConfig):
+        again = load.from_pretrained(tmp_path / "first")
+        assert type(again) is type(config)
+        ours, theirs = ({**fields.to_dict(), "_name_or_path": ""} for fields in (config, again))
+        assert ours == theirs
+        assert {key: type(value) for key, value in ours.items()} == {key: type(value) for key, value in theirs.items()}
+    again.save_pretrained(tmp_path / "second")
+    first, second = ((tmp_path / part / "config.json").read_bytes() for part in ("first", "second"))
+    assert first == second
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_auto_map_of_a_saved_folder(family: str, tmp_path: pathlib.Path) -> None:
+    """Names the configuration, the base model and every head of the family, whichever was saved."""
+    config = Case(family, "rope", {}).config()
+    BASES[family](config).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    title = f"RelPos{family.capitalize()}"
+    heads = [name for name in dir(hf_relpos) if name.startswith(f"{title}For")]
+    wanted = {"AutoConfig": f"configuration_relpos.{title}Config", "AutoModel": f"modeling_relpos.{title}Model"}
+    for head in heads:
+        auto = head.removeprefix(title).replace("ForCausalLM", "AutoModelForCausalLM")
+        auto = auto if auto.startswith("AutoModel") else f"AutoModel{auto}"
+        wanted[auto] = f"modeling_relpos.{head}"
+    assert saved["auto_map"] == wanted
+    assert saved["model_type"] == f"relpos_{family}"
+    assert all(hasattr(transformers, auto) for auto in wanted)
+
+
+def test_registration_is_idempotent() -> None:
+    """Importing twice, or registering again, changes nothing; the Auto classes know every class."""
+    hf_relpos._register()
+    for family, kind in CONFIGS.items():
+        config = Case(family, "rope", {}).config()
+        assert type(transformers.AutoConfig.for_model(kind.model_type)) is kind
+        for auto, name in kind.family_auto_map.items():
+            if auto != "AutoConfig":
+                model = getattr(transformers, auto).from_config(config)
+                assert type(model) is getattr(hf_relpos, name.split(".")[1])
+
+
+@pytest.mark.parametrize("given", cases())
+def test_only_used_parameters_exist(given: Case) -> None:
+    """No table of absolute positions where distances are used, and nothing for schemes without weights."""
+    model = given.model()
+    names = {name.split(".", 2)[2] for name, _ in model.named_parameters() if name.startswith("position_schemes.")}
+    fixed = {"nope", "sinusoidal", "rope", "alibi"}
+    assert ("position_embeddings" in names) == (given.scheme == "learned_absolute")
+    assert not (names and given.scheme in fixed)
+    assert len(model.layers) == SIZES["num_hidden_layers"]
