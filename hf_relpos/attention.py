@@ -116,6 +116,7 @@ class RelPosAttention(nn.Module):
         key, value = self.project_context(context, scheme, prepared)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
+        query, key = scheme.meet(query, key, prepared)
         implementation = "eager" if force_eager else self.config._attn_implementation or "eager"
         output, probabilities = self._attend(implementation, query, key, value, scheme, positions, prepared)
         return self.o_proj(output.flatten(2)), probabilities

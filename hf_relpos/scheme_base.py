@@ -22,7 +22,7 @@ class Parameter:
     Attributes:
         default: the paper's value.
         help: one line for the documentation.
-        minimum, maximum: inclusive bounds of a number.
+        minimum, maximum: inclusive bounds of a number; where the default is None, a float here means a float.
         choices: the allowed values, where they can be listed.
         optional: whether None is allowed.
     """
@@ -35,14 +35,18 @@ class Parameter:
     optional: bool = False
 
     @property
+    def kind(self) -> type:
+        """Of a number without choices: int or float."""
+        return float if isinstance(self.minimum if self.default is None else self.default, float) else int
+
+    @property
     def allowed(self) -> str:
         """The allowed values in words."""
         if self.choices is not None:
             return "one of " + ", ".join(repr(choice) for choice in self.choices)
-        kind = type(self.default).__name__ if self.default is not None else "int"
         bounds = [f"at least {self.minimum:g}"] if self.minimum is not None else []
         bounds += [f"at most {self.maximum:g}"] if self.maximum is not None else []
-        return " ".join([kind, " and ".join(bounds)]).strip() + (" or None" if self.optional else "")
+        return " ".join([self.kind.__name__, " and ".join(bounds)]).strip() + (" or None" if self.optional else "")
 
     def check(self, name: str, value: Any) -> Any:
         """Return `value` in the type of the default, or raise a ValueError that names it and what is allowed."""
@@ -50,12 +54,12 @@ class Parameter:
             return None
         if self.choices is not None:
             good = any(value == choice and type(value) is type(choice) for choice in self.choices)
-        elif isinstance(self.default, float):
+        elif self.kind is float:
             good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         else:
             good = isinstance(value, int) and not isinstance(value, bool)
         if good and self.choices is None:
-            value = float(value) if isinstance(self.default, float) else value
+            value = self.kind(value)
             good = (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
         if not good:
             raise ValueError(f"{name}={value!r} is not allowed: {self.allowed}")
@@ -189,6 +193,10 @@ class PositionScheme(nn.Module):
     def encode_key(self, key: torch.Tensor, prepared: Any) -> torch.Tensor:
         """Encode new keys `(batch, heads, fresh, head_dim)` before they enter the cache."""
         return key
+
+    def meet(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Last change of encoded queries and of all keys, cached ones included, `(batch, kv_heads, key, head_dim)`."""
+        return query, key
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms | None:
         """What is added to the scores of `query` and all keys, cached ones included."""

@@ -13,6 +13,7 @@ from .schemes_query import Music
 from .schemes_query import Shaw
 from .schemes_query import TransformerXL
 from .schemes_rotary import RoPE
+from .schemes_rotary import XPos
 
 SCHEMES: dict[str, type[PositionScheme]] = {
     "nope": NoPE,
@@ -24,6 +25,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "transformer_xl": TransformerXL,
     "music": Music,
     "rope": RoPE,
+    "xpos": XPos,
     "alibi": Alibi,
 }
 

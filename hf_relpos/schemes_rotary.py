@@ -1,8 +1,11 @@
 """Schemes that rotate queries and keys before they meet."""
 
+import math
 from typing import Any
 
 import torch
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .positions import Positions
 from .scheme_base import Parameter
@@ -11,11 +14,23 @@ from .scheme_base import frequencies
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
+_ROTARY = {
+    "rope_theta": Parameter(10000.0, "base of the wavelengths", minimum=1.0),
+    "partial_rotary_factor": Parameter(1.0, "fraction of the channels that turn", minimum=0.0, maximum=1.0),
+}
+_SCALING = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
+"""What each kind of scaling reads, as transformers names it."""
+
 
 def rotate(states: torch.Tensor, rotation: Rotation, interleaved: bool) -> torch.Tensor:
-    """Rotate the first channels of `(batch, heads, length, head_dim)` by angles given as cos and sin `(batch|1, length, pairs)`.
+    """Turn the first channels of `(batch, heads, length, head_dim)` by angles: cos and sin `(batch|1, length, pairs)`.
 
-    Pairs are (2t, 2t+1) when interleaved (RoFormer, GPT-J), else (t, t + half) (GPT-NeoX, Llama); channels beyond are left alone.
+    Pairs are (2t, 2t+1) when interleaved (RoFormer, GPT-J), else (t, t + half) (GPT-NeoX, Llama); other channels stay.
     """
     cos, sin = (part[:, None].to(states.dtype) for part in rotation)
     turned, rest = states.split([2 * cos.shape[-1], states.shape[-1] - 2 * cos.shape[-1]], -1)
@@ -25,35 +40,137 @@ def rotate(states: torch.Tensor, rotation: Rotation, interleaved: bool) -> torch
 
 
 class RoPE(PositionScheme):
-    """Rotate query and key by their position times theta^(-2t/d): products depend on the distance (arXiv 2104.09864, eq. 14-16)."""
+    """Turn query and key by position times theta^(-2t/d): products depend on distances (arXiv 2104.09864, eq. 14-16).
+
+    The parameters are transformers' `rope_parameters`, and the formulas of the scaled kinds are transformers' own.
+    `dynamic` depends on the length of a pass: as in transformers, keys in a cache keep the angles they were made with.
+    """
 
     parameter_specs = {
-        "rope_theta": Parameter(10000.0, "base of the wavelengths", minimum=1.0),
-        "partial_rotary_factor": Parameter(1.0, "fraction of the channels that turn", minimum=0.0, maximum=1.0),
+        **_ROTARY,
         "interleaved": Parameter(False, "pair neighbouring channels instead of halves", choices=(False, True)),
+        "rope_type": Parameter("default", "how wavelengths are stretched", choices=("default", *_SCALING)),
+        "factor": Parameter(1.0, "by how much longer texts may be", minimum=1.0),
+        "original_max_position_embeddings": Parameter(
+            None, "yarn, llama3: length trained at; max_position_embeddings by default", minimum=1, optional=True
+        ),
+        "attention_factor": Parameter(
+            None, "yarn: factor on cos and sin; from factor by default", minimum=0.0, optional=True
+        ),
+        "beta_fast": Parameter(32.0, "yarn: pairs that turn more often are not stretched", minimum=0.0),
+        "beta_slow": Parameter(1.0, "yarn: pairs that turn less often are stretched wholly", minimum=0.0),
+        "low_freq_factor": Parameter(1.0, "llama3: pairs that turn less often are stretched wholly", minimum=0.0),
+        "high_freq_factor": Parameter(4.0, "llama3: pairs that turn more often are not stretched", minimum=0.0),
     }
     source = "arXiv 2104.09864, section 3.2"
     rope_theta: float
     partial_rotary_factor: float
     interleaved: bool
+    rope_type: str
+    factor: float
 
     @classmethod
     def check(cls, config: Any, parameters: dict[str, Any]) -> None:
-        if int(config.head_dim * parameters["partial_rotary_factor"] / 2) < 1:
+        pairs, kind = int(config.head_dim * parameters["partial_rotary_factor"] / 2), parameters.get("rope_type")
+        if pairs < (needed := 2 if kind == "dynamic" else 1):
             raise ValueError(
-                f"RoPE parameter partial_rotary_factor={parameters['partial_rotary_factor']} turns no pair of channels of "
-                f"head_dim={config.head_dim}: at least {2 / config.head_dim:g} is needed"
+                f"{cls.__name__} parameter partial_rotary_factor={parameters['partial_rotary_factor']} turns {pairs} "
+                f"pairs of channels of head_dim={config.head_dim}: at least {2 * needed / config.head_dim:g} is needed"
+            )
+        if kind == "dynamic" and getattr(config, "mem_len", 0):
+            raise ValueError(
+                f"RoPE parameter rope_type='dynamic' is refused for mem_len={config.mem_len}: its angles would depend "
+                "on where segments are cut; use 'linear', 'yarn' or 'llama3'"
+            )
+        if kind == "llama3" and parameters["low_freq_factor"] >= parameters["high_freq_factor"]:
+            raise ValueError(
+                f"RoPE parameter low_freq_factor={parameters['low_freq_factor']} is not allowed: less than "
+                f"high_freq_factor={parameters['high_freq_factor']}"
             )
 
-    def prepare(self, positions: Positions) -> tuple[Rotation, Rotation]:
-        turned = 2 * int(self.head_dim * self.partial_rotary_factor / 2)
-        turns = frequencies(turned, self.rope_theta, positions.query.device, positions.dtype)
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.turned = 2 * int(self.head_dim * self.partial_rotary_factor / 2)
+        self.scaling = (
+            None if self.rope_type == "default" else self._scaling(config.max_position_embeddings, parameters)
+        )
+
+    def _scaling(self, trained: int, parameters: dict[str, Any]) -> PreTrainedConfig:
+        """The configuration that transformers' formulas read: of the channels that turn, as if they were all."""
+        given = {name: parameters[name] for name in _SCALING[self.rope_type]}
+        if "original_max_position_embeddings" in given:
+            given["original_max_position_embeddings"] = given["original_max_position_embeddings"] or trained
+            trained = int(self.factor * given["original_max_position_embeddings"])
+        return PreTrainedConfig(
+            hidden_size=self.turned,
+            num_attention_heads=1,
+            max_position_embeddings=trained,
+            rope_parameters={"rope_type": self.rope_type, "rope_theta": self.rope_theta, **given},
+        )
+
+    def turns(self, positions: Positions) -> tuple[torch.Tensor, float]:
+        """Angle per position of each pair of channels, `(pairs,)`, and a factor on what is turned."""
+        device = positions.query.device
+        if self.scaling is None:
+            return frequencies(self.turned, self.rope_theta, device, positions.dtype), 1.0
+        length = positions.in_document.max() + 1 if self.rope_type == "dynamic" else None
+        turns, factor = ROPE_INIT_FUNCTIONS[self.rope_type](self.scaling, device, seq_len=length)
+        return turns.to(positions.dtype), factor
+
+    def prepare(self, positions: Positions) -> tuple[Any, ...]:
+        turns, factor = self.turns(positions)
         angles = (place[..., None].to(positions.dtype) * turns for place in (positions.query, positions.fresh_key))
-        query, key = ((angle.cos(), angle.sin()) for angle in angles)  # (batch|1, length, pairs)
+        query, key = ((angle.cos() * factor, angle.sin() * factor) for angle in angles)  # (batch|1, length, pairs)
         return query, key
 
-    def encode_query(self, query: torch.Tensor, prepared: tuple[Rotation, Rotation]) -> torch.Tensor:
+    def encode_query(self, query: torch.Tensor, prepared: tuple[Any, ...]) -> torch.Tensor:
         return rotate(query, prepared[0], self.interleaved)
 
-    def encode_key(self, key: torch.Tensor, prepared: tuple[Rotation, Rotation]) -> torch.Tensor:
+    def encode_key(self, key: torch.Tensor, prepared: tuple[Any, ...]) -> torch.Tensor:
         return rotate(key, prepared[1], self.interleaved)
+
+
+class XPos(RoPE):
+    """RoPE whose products decay with the distance, pair t by zeta_t^((i - j) / base) (arXiv 2212.10554, algorithm 1).
+
+    Queries are scaled by zeta^((i - c) / base) and keys by zeta^((c - j) / base); c, the middle of a pass's queries,
+    cancels and keeps the numbers small. Keys are scaled behind the cache, so no position is too far to be decoded.
+    """
+
+    parameter_specs = {
+        **_ROTARY,
+        "interleaved": Parameter(True, "pair neighbouring channels instead of halves", choices=(True, False)),
+        "scale_base": Parameter(512, "distance over which pair t decays by zeta_t", minimum=1),
+        "gamma": Parameter(0.4, "zeta_t = (2t/d + gamma) / (1 + gamma): the decay of pair t", minimum=1e-3),
+    }
+    refuses = {"bidirectional": "what decays with the distance in the past grows without bound in the future"}
+    source = "arXiv 2212.10554, algorithm 1"
+    rope_type = "default"
+    scale_base: int
+    gamma: float
+
+    def prepare(self, positions: Positions) -> tuple[Any, ...]:
+        first, last = positions.query.amin(-1, keepdim=True), positions.query.amax(-1, keepdim=True)
+        middle = (first + last).to(positions.dtype) / 2
+        pair = torch.arange(0, self.turned, 2, device=middle.device, dtype=positions.dtype) / self.turned
+        decay = ((pair + self.gamma) / (1 + self.gamma)).log() / self.scale_base
+        query = torch.exp((positions.query - middle)[..., None] * decay)
+        key = torch.exp((middle - torch.minimum(positions.key, last))[..., None] * decay)  # keys beyond are never seen
+        span = None if torch.compiler.is_compiling() else int((last - first).max())
+        return *super().prepare(positions), query, key, span
+
+    def meet(self, query: torch.Tensor, key: torch.Tensor, prepared: tuple[Any, ...]) -> Rotation:
+        *_, query_scale, key_scale, span = prepared
+        reach = int(2 * self.scale_base * (math.log(torch.finfo(key.dtype).max) - 4) / math.log(1 / self.gamma + 1))
+        if span is not None and span > reach:
+            raise ValueError(
+                f"xpos scales queries over {span} positions in one pass, beyond the range of {key.dtype}: "
+                f"{reach} at most; cut the text into segments or use bfloat16 or float32"
+            )
+        return self._scale(query, query_scale), self._scale(key, key_scale)
+
+    def _scale(self, states: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """Scale the channels of `(batch, heads, length, head_dim)` that turn, by `(batch|1, length, pairs)`."""
+        every = scale.repeat_interleave(2, -1) if self.interleaved else scale.repeat(1, 1, 2)
+        every = torch.nn.functional.pad(every, (0, self.head_dim - self.turned), value=1.0)
+        return (states * every[:, None]).to(states.dtype)

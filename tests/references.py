@@ -157,6 +157,22 @@ def rope(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
     return total / math.sqrt(layer.head_dim)
 
 
+def xpos(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Algorithm 1 of arXiv 2212.10554: pair t of RoPE's product times zeta_t^((i - j) / base)."""
+    p, q, k = layer.parameters, layer.q[b, :, i], layer.k[b, :, j]
+    pairs = int(layer.head_dim * p["partial_rotary_factor"] / 2)
+    total = dot(q[:, 2 * pairs :], k[:, 2 * pairs :])
+    for t in range(pairs):
+        x, y = (2 * t, 2 * t + 1) if p["interleaved"] else (t, t + pairs)
+        back = -layer.distance(b, i, j)
+        angle = back * p["rope_theta"] ** (-t / pairs)
+        decay = ((t / pairs + p["gamma"]) / (1 + p["gamma"])) ** (back / p["scale_base"])
+        real = q[:, x] * k[:, x] + q[:, y] * k[:, y]
+        imaginary = q[:, y] * k[:, x] - q[:, x] * k[:, y]
+        total = total + (real * math.cos(angle) - imaginary * math.sin(angle)) * decay
+    return total / math.sqrt(layer.head_dim)
+
+
 def slopes_of(heads: int, geometric: bool) -> list[float]:
     """Section 3 of arXiv 2108.12409 and, for a number of heads that is no power of two, the released code."""
     if geometric or math.log2(heads).is_integer():

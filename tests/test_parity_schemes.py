@@ -1,0 +1,52 @@
+"""Schemes against the implementations of other people that are installed, on the same weights."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.llama import modeling_llama as llama
+
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos.position_builder import build_positions
+from hf_relpos.positions import Positions
+from hf_relpos.schemes import build_scheme
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+
+
+def scheme_of(name: str, parameters: dict[str, Any], **fields: Any) -> Any:
+    """A decoder's scheme alone."""
+    return build_scheme(
+        RelPosDecoderConfig(position_scheme=name, position_parameters=parameters, **SIZES, **fields), name
+    )
+
+
+def positions_of(length: int, dtype: torch.dtype = torch.float64, causal: bool = True) -> Positions:
+    return build_positions((1, length), torch.empty(0, dtype=dtype), causal=causal)
+
+
+SCALED = [
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.5, "beta_fast": 16.0, "beta_slow": 2.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.5, "high_freq_factor": 3.0},
+]
+
+
+@pytest.mark.parametrize("length", [20, 200])
+@pytest.mark.parametrize("parameters", SCALED, ids=str)
+def test_scaled_rope_is_that_of_llama(parameters: dict[str, Any], length: int) -> None:
+    """Below and beyond `max_position_embeddings`."""
+    parameters = {"rope_theta": 500.0, **parameters}
+    scheme = scheme_of("rope", parameters, max_position_embeddings=128)
+    theirs = llama.LlamaRotaryEmbedding(
+        llama.LlamaConfig(
+            hidden_size=32, num_attention_heads=4, max_position_embeddings=128, rope_parameters=parameters
+        )
+    )
+    query, key = torch.randn(2, 4, length, 8), torch.randn(2, 4, length, 8)
+    prepared = scheme.prepare(positions_of(length, torch.float32))
+    wanted = llama.apply_rotary_pos_emb(query, key, *theirs(query, torch.arange(length)[None]))
+    torch.testing.assert_close(scheme.encode_query(query, prepared), wanted[0])
+    torch.testing.assert_close(scheme.encode_key(key, prepared), wanted[1])

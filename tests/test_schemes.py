@@ -1,0 +1,80 @@
+"""What single schemes promise beyond the matrix: ranges, settings of their own, refusals with the reason."""
+
+from typing import Any
+
+import pytest
+import torch
+from matrix import LENGTH, Case, ids_of
+
+EXACT = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def refuse(family: str, scheme: str, parameters: dict[str, Any], message: str, **fields: Any) -> None:
+    with pytest.raises(ValueError, match=message):
+        Case(family, scheme, parameters).config(**fields)
+
+
+@torch.no_grad()
+def test_xpos_at_any_position() -> None:
+    """Decay cancels wherever the tokens stand, and 20 000 of them in one pass do not overflow bfloat16."""
+    model, ids = Case("decoder", "xpos", {}).model(), ids_of()
+    wanted = model(ids).last_hidden_state
+    for first in (1_000, 1_000_000):
+        found = model(ids, position_ids=torch.arange(first, first + LENGTH)[None]).last_hidden_state
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    model, position = model.bfloat16(), torch.linspace(0, 20_000, LENGTH).long()[None]
+    for implementation in ("eager", "sdpa"):
+        model.set_attn_implementation(implementation)
+        assert model(ids, position_ids=position).last_hidden_state.isfinite().all()
+        cache = model(ids[:, :1], position_ids=position[:, :1], use_cache=True).cache
+        far = model(ids[:, 1:2], position_ids=position[:, -1:], cache=cache).last_hidden_state
+        assert far.isfinite().all()
+
+
+def test_xpos_range_of_one_pass() -> None:
+    """A pass over more positions than the precision can hold says so; the same tokens one by one are fine."""
+    model, ids = Case("decoder", "xpos", {"scale_base": 2}).model(dtype=torch.float16), ids_of(1, 24)
+    with pytest.raises(ValueError, match="xpos scales queries over 23 positions.*torch.float16: 22 at most"):
+        model(ids)
+    cache = None
+    for token in ids[0]:
+        output = model(token[None, None], cache=cache, use_cache=True)
+        cache = output.cache
+        assert output.last_hidden_state.isfinite().all()
+
+
+def test_xpos_is_for_decoders() -> None:
+    refuse("encoder", "xpos", {}, "'xpos' is refused for a bidirectional model: .*grows")
+
+
+SCALED = [
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
+    {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16},
+]
+
+
+@pytest.mark.parametrize("parameters", SCALED, ids=lambda given: given["rope_type"])
+@torch.no_grad()
+def test_scaled_rope_is_cut_anywhere(parameters: dict[str, Any]) -> None:
+    """Cached decoding and segments give what one windowed pass gives."""
+    case, ids = Case("decoder", "rope", parameters), ids_of(length=24)
+    wanted = case.model(sliding_window=6)(ids).last_hidden_state
+    model, memory, cache, states, cached = case.model(mem_len=5), None, None, [], []
+    for part in ids.split([7, 1, 16], 1):
+        output = model(part, memory=memory)
+        memory = output.memory
+        states.append(output.last_hidden_state)
+        output = model(part, cache=cache, use_cache=True)
+        cache = output.cache
+        cached.append(output.last_hidden_state)
+    torch.testing.assert_close(torch.cat(states, 1), wanted, **EXACT)
+    torch.testing.assert_close(torch.cat(cached, 1), wanted, **EXACT)
+
+
+def test_scaled_rope_refusals() -> None:
+    refuse("decoder", "rope", {"rope_type": "ntk"}, "rope_type='ntk' is not allowed: one of 'default', 'linear'")
+    refuse("decoder", "rope", {"rope_type": "linear", "factor": 0.5}, "factor=0.5 is not allowed: float at least 1")
+    refuse("decoder", "rope", {"rope_type": "dynamic"}, "'dynamic' is refused for mem_len=4: .*segments", mem_len=4)
+    refuse("decoder", "rope", {"rope_type": "dynamic"}, "turns 1 pairs.*at least 2 is needed", head_dim=2)
+    refuse("decoder", "rope", {"rope_type": "llama3", "low_freq_factor": 5.0}, "low_freq_factor=5.0 is not allowed")
