@@ -20,7 +20,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_evaluate(commands)
     add_card(commands)
     add_compare(commands)
-    arguments = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)  # what follows is for train_lm.py
+    arguments = parser.parse_args(words[:cut], argparse.Namespace(rest=words[cut + 1 :]))
     try:
         arguments.run(arguments)
     except (ValueError, OSError) as error:

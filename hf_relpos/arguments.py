@@ -87,8 +87,25 @@ class RunArguments(TrainingArguments):
         "tensorboard" if is_tensorboard_available() else "none", "Where to log: tensorboard, wandb, ..., all or none."
     )
     overwrite_output_dir: bool = argument(False, "Start afresh in an output_dir that holds another run.")
+    muon_learning_rate: float | None = argument(
+        None, "Train the matrices of the layers by Muon at this learning rate; the rest by AdamW at learning_rate."
+    )
+    bf16_if_fast: bool = argument(False, "bf16 autocast, where the processor computes in it; else float32.")
     sample_prompt: str | None = argument(None, "Text to continue after training; default: from the validation text.")
     sample_tokens: int = argument(200, "Tokens to sample after training; 0 turns the sample off.")
+
+    def __post_init__(self) -> None:
+        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
+        self.bf16 = self.bf16 or (self.bf16_if_fast and computes_bf16())
+        super().__post_init__()
+
+
+def computes_bf16() -> bool:
+    """Whether this machine multiplies in bfloat16 natively: otherwise it is emulated, and slower than float32."""
+    if torch.accelerator.is_available():
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16"))
 
 
 def parse_arguments(argv: list[str]) -> tuple[ModelArguments, DataArguments, RunArguments]:

@@ -152,7 +152,7 @@ def add_compare(commands: Any) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of each choice (default: 0)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     parser.add_argument("--output_dir", required=True, help="folder for the runs, comparison.md, .json and .png")
-    parser.add_argument("rest", nargs="*", help="after --: further arguments of train_lm.py for all runs")
+    parser.epilog = "What stands after -- are further arguments of train_lm.py for all runs."
     parser.set_defaults(run=run_compare)
 
 

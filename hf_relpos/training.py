@@ -25,8 +25,10 @@ from hf_relpos.building import build_config, build_model, is_masked
 from hf_relpos.cards import SAMPLE, write_model_card
 from hf_relpos.data import Documents, describe_documents, describe_source, load_documents
 from hf_relpos.evaluation import language_model_metrics, score_rows
+from hf_relpos.optimization import MuonFactory
 from hf_relpos.report import compressed_bits_per_byte, format_summary, sample
 from hf_relpos.run_folder import check_output_dir, describe_run, find_checkpoint, start_folder
+from hf_relpos.segment_trainer import SegmentTrainer
 from hf_relpos.tokenization import load_tokenizer
 
 # Documents of a streamed training text from which a BPE is learned.
@@ -114,7 +116,8 @@ def build_trainer(
     masked = is_masked(model.config)
     args.label_names = ["labels"] if masked else ["shift_labels"]
     blocks: Any = validation and validation.blocks
-    return Trainer(
+    kind = SegmentTrainer if getattr(model.config, "mem_len", 0) else Trainer
+    return kind(
         model=model,
         args=args,
         data_collator=_masking(tokenizer, data) if masked else default_data_collator,
@@ -123,7 +126,21 @@ def build_trainer(
         processing_class=tokenizer,
         compute_metrics=partial(language_model_metrics, byte_count=validation and validation.byte_count),
         preprocess_logits_for_metrics=score_rows,
+        optimizer_cls_and_kwargs=_muon(args),
     )
+
+
+def _muon(args: RunArguments) -> tuple[Any, dict[str, Any]] | None:
+    """Muon for the matrices of the layers, when its learning rate is given; else Trainer makes `--optim`."""
+    if args.muon_learning_rate is None:
+        return None
+    return MuonFactory, {
+        "muon_learning_rate": args.muon_learning_rate,
+        "learning_rate": args.learning_rate,
+        "weight_decay": args.weight_decay,
+        "betas": (args.adam_beta1, args.adam_beta2),
+        "eps": args.adam_epsilon,
+    }
 
 
 def run(job: Job) -> dict[str, Any]:
