@@ -94,7 +94,7 @@ def build_positions(
     sequence, device = shape[1], like.device
     past, keys, offset = cached if cached is not None else (memory_slots, memory_slots + sequence, 0)
     start = past - offset
-    given_mask = valid = key_valid = gaps = None
+    given_mask = valid = key_valid = None
     if attention_mask is not None and attention_mask.dim() == 4:
         given_mask = as_visible(attention_mask)
     elif cached is None:
@@ -102,20 +102,14 @@ def build_positions(
     else:
         valid = key_valid = key_mask(attention_mask, past + sequence, offset + keys)
     in_document, documents = _documents(shape, device, valid, reset_mask, cached, memory_length)
-    key_document = documents
+    key_document = None if documents is None else pad(documents, (memory_slots, 0))  # memory belongs to document 0
     if memory_length is not None:
-        slot_valid = torch.arange(memory_slots, device=device) >= memory_slots - memory_length[:, None]
-        key_valid = torch.cat([slot_valid, torch.ones_like(in_document) > 0 if valid is None else valid], 1)
-        if documents is not None:
-            key_document = torch.cat([documents.new_zeros(shape[0], memory_slots), documents], 1)
-    key = torch.arange(keys, device=device)[None] + offset
+        key_valid = _behind_memory(torch.ones_like(in_document) > 0 if valid is None else valid, memory_length, memory_slots)
+    gaps = None if valid is None else padding_between(key_valid)
+    if offset and key_valid is not None:
+        key_valid, gaps = key_valid[:, offset:], None if gaps is None else gaps[:, offset:]
+    key = torch.arange(keys, device=device)[None] + offset - (0 if gaps is None else gaps)
     own = torch.arange(sequence, device=device) + start
-    if valid is not None:
-        gaps = padding_between(key_valid)
-        key_valid = key_valid[:, offset:]
-    if gaps is not None:
-        gaps = gaps[:, offset:]
-        key = key - gaps
     query = key.index_select(1, own)
     if position_ids is not None:
         query, key = _given_positions(position_ids.to(device), own, key)
@@ -160,6 +154,11 @@ def _documents(
     if memory_length is not None:
         in_document = in_document.expand(shape[0], -1)
     return in_document, None if reset is None else reset.long().cumsum(-1)
+
+
+def _behind_memory(valid: torch.Tensor, memory_length: torch.Tensor, slots: int) -> torch.Tensor:
+    """Which keys count, `(batch, slots + sequence)`, from `valid (batch, sequence)` and the valid tokens of the memory `(batch,)`."""
+    return torch.cat([torch.arange(slots, device=valid.device) >= slots - memory_length[:, None], valid], 1)
 
 
 def _given_positions(position_ids: torch.Tensor, own: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
