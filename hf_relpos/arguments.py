@@ -16,6 +16,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 
+ABOUT = "Train and evaluate a causal or masked language model; any argument may also stand in the YAML file."
 USAGE = "%(prog)s [CONFIG.yaml | --config CONFIG.yaml] [--argument value ...]"
 
 
@@ -118,7 +119,7 @@ def parse_arguments(argv: list[str]) -> tuple[ModelArguments, DataArguments, Run
         The three groups of arguments. Without any of do_train, do_eval and do_predict, all three are done.
     """
     groups: Any = (ModelArguments, DataArguments, RunArguments)
-    parser = HfArgumentParser(groups, usage=USAGE, allow_abbrev=False)
+    parser = HfArgumentParser(groups, usage=USAGE, description=ABOUT, allow_abbrev=False)
     config_file, argv = _take_config_file(argv)
     settings = read_yaml(config_file) if config_file else {}
     _refuse_unknown(settings, parser, where=f"{config_file}: ")
