@@ -67,9 +67,9 @@ def make_api():
             return load_text(path)
 
         def chunk(self, lists, block):
-            from hf_relpos.data import chunk
+            from hf_relpos.blocks import cut_blocks
 
-            return chunk(lists, block)
+            return cut_blocks(lists, block, end=0)["input_ids"].tolist()
 
         def perplexity(self, model, tokenizer, texts, **kwargs):
             from hf_relpos.evaluation import perplexity
