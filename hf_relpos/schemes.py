@@ -7,7 +7,10 @@ from .schemes_absolute import LearnedAbsolute
 from .schemes_absolute import NoPE
 from .schemes_absolute import Sinusoidal
 from .schemes_bias import Alibi
+from .schemes_bias import Fire
+from .schemes_bias import Kerple
 from .schemes_bias import LearnedBias
+from .schemes_bias import Sandwich
 from .schemes_bias import T5
 from .schemes_query import Music
 from .schemes_query import Shaw
@@ -27,6 +30,9 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "rope": RoPE,
     "xpos": XPos,
     "alibi": Alibi,
+    "kerple": Kerple,
+    "fire": Fire,
+    "sandwich": Sandwich,
 }
 
 

@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import softplus
 from transformers import initialization as init
 
 from .positions import Positions
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
 from .scheme_base import ScoreTerms
+from .scheme_base import frequencies
 
 
 class LearnedBias(PositionScheme):
@@ -29,15 +31,17 @@ class LearnedBias(PositionScheme):
         init.zeros_(self.bias)
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        column = positions.distances.clamp(-self.max_distance, 0 if self.causal else self.max_distance) + self.max_distance
+        column = (
+            positions.distances.clamp(-self.max_distance, 0 if self.causal else self.max_distance) + self.max_distance
+        )
         return ScoreTerms(bias=self.bias.index_select(1, column))
 
 
 def t5_bucket(distance: torch.Tensor, bidirectional: bool, num_buckets: int, max_distance: int) -> torch.Tensor:
     """Bucket of key minus query: exact when near, logarithmic when far (arXiv 1910.10683, section 2.1).
 
-    Half of the buckets (of one direction) hold one distance each; the others widen up to `max_distance`, beyond which all share
-    the last one. Bidirectional: the second half of all buckets is for keys after the query.
+    Half of the buckets (of one direction) hold one distance each; the others widen up to `max_distance`, beyond which
+    all share the last one. Bidirectional: the second half of all buckets is for keys after the query.
     """
     per_side = num_buckets // 2 if bidirectional else num_buckets
     first = torch.where(distance > 0, per_side, 0) if bidirectional else torch.zeros_like(distance)
@@ -54,7 +58,9 @@ class T5(PositionScheme):
     parameter_specs = {
         "num_buckets": Parameter(32, "number of buckets, of both directions together", minimum=4),
         "max_distance": Parameter(128, "distances beyond share the last bucket", minimum=2),
-        "scale_scores": Parameter(False, "divide q.k by the root of the head size, which T5 does not", choices=(False, True)),
+        "scale_scores": Parameter(
+            False, "divide q.k by the root of the head size, which T5 does not", choices=(False, True)
+        ),
     }
     source = "arXiv 1910.10683, section 2.1"
     num_buckets: int
@@ -66,8 +72,8 @@ class T5(PositionScheme):
         exact = parameters["num_buckets"] // (2 if config.causal else 4)
         if parameters["max_distance"] <= exact:
             raise ValueError(
-                f"T5 parameter max_distance={parameters['max_distance']} is not allowed: more than {exact}, the number of "
-                f"distances that num_buckets={parameters['num_buckets']} holds exactly"
+                f"T5 parameter max_distance={parameters['max_distance']} is not allowed: more than {exact}, the "
+                f"number of distances that num_buckets={parameters['num_buckets']} holds exactly"
             )
 
     def __init__(self, config: Any, **parameters: Any) -> None:
@@ -83,15 +89,17 @@ class T5(PositionScheme):
     def prepare(self, positions: Positions) -> torch.Tensor:
         return t5_bucket(positions.distances, not self.causal, self.num_buckets, self.max_distance)
 
-    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+    def score_terms(
+        self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> ScoreTerms:
         return ScoreTerms(bias=self.bias.index_select(1, prepared))
 
 
 def alibi_slopes(heads: int, geometric: bool = False, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Slope of each head, `(heads,)`: 2^(-8h/H) for H a power of two, else as the released code interpolates.
 
-    The released code takes the slopes of the next lower power of two, then every other slope of twice that number. The text of
-    the paper has the plain formula for every H: `geometric`.
+    The released code takes the slopes of the next lower power of two, then every other slope of twice that number. The
+    text of the paper has the plain formula for every H: `geometric`.
     """
 
     def powers(count: int) -> torch.Tensor:
@@ -102,21 +110,158 @@ def alibi_slopes(heads: int, geometric: bool = False, dtype: torch.dtype = torch
 
 
 class Alibi(PositionScheme):
-    """A fixed penalty in proportion to the distance, -m_h |i - j|, with a slope for each head (arXiv 2108.12409, section 3)."""
+    """A penalty in proportion to the distance, -m_h |i - j|, with a slope a head (arXiv 2108.12409, section 3)."""
 
     parameter_specs = {
-        "slopes": Parameter("released", "slopes of the released code or the formula", choices=("released", "geometric")),
-        "sides": Parameter("symmetric", "encoder: both sides alike or half of the heads a side", choices=("symmetric", "split")),
+        "slopes": Parameter("released", "of the released code or of the formula", choices=("released", "geometric")),
+        "sides": Parameter("symmetric", "encoder: both or half of the heads a side", choices=("symmetric", "split")),
+        "learned": Parameter(False, "slopes are where learning starts", choices=(False, True)),
     }
     source = "arXiv 2108.12409, section 3"
     slopes: str
     sides: str
+    learned: bool
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        if self.learned:
+            self.slope = nn.Parameter(torch.empty(self.heads))
+
+    def initialize(self, std: float) -> None:
+        if self.learned:
+            init.copy_(self.slope, alibi_slopes(self.heads, self.slopes == "geometric"))
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        slopes = alibi_slopes(self.heads, self.slopes == "geometric", positions.dtype).to(positions.distances.device)
+        fixed = self.slope if self.learned else alibi_slopes(self.heads, self.slopes == "geometric", positions.dtype)
+        slopes = fixed.to(positions.distances.device, positions.dtype)
         bias = -slopes[:, None] * positions.distances.abs()
         if not self.causal and self.sides == "split":
             ahead = positions.distances > 0
             backward_head = torch.arange(self.heads, device=bias.device)[:, None] % 2 == 0
             bias = bias.masked_fill(torch.where(backward_head, ahead, ~ahead & (positions.distances < 0)), -1e4)
         return ScoreTerms(bias=bias)
+
+
+class Kerple(PositionScheme):
+    """A learned kernel of the distance r = |i - j|: -p log(1 + a r) or -a r^p (arXiv 2205.09921, section 4).
+
+    What is learned becomes a and p by softplus, but the exponent p of the power by 2 sigmoid: they stay positive, and
+    the exponent below 2, as the kernels need. The released code clamps what is learned, in place and before each use.
+    As a weight, the power kernel multiplies the scores by exp(-a r^p).
+    """
+
+    parameter_specs = {
+        "kernel": Parameter("log", "-p log(1 + a r) or -a r^p", choices=("log", "power")),
+        "acts_as": Parameter("bias", "added to the scores, multiplied, or both", choices=("bias", "weight", "both")),
+    }
+    source = "arXiv 2205.09921, section 4"
+    kernel: str
+    acts_as: str
+
+    @classmethod
+    def check(cls, config: Any, parameters: dict[str, Any]) -> None:
+        if parameters["kernel"] == "log" and parameters["acts_as"] != "bias":
+            raise ValueError(f"Kerple parameter acts_as={parameters['acts_as']!r} needs kernel='power': log is a bias")
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        for name in ("bias", "weight") if self.acts_as == "both" else (self.acts_as,):
+            self.register_parameter(f"{name}_a", nn.Parameter(torch.empty(self.heads)))
+            self.register_parameter(f"{name}_p", nn.Parameter(torch.empty(self.heads)))
+
+    def initialize(self, std: float) -> None:
+        """Draw a from U(0, 1) and p from U(0, 2), then undo what makes them positive."""
+        for name, learned in self.named_parameters():
+            share = torch.empty_like(learned).uniform_(0.01, 0.99)
+            positive = share if name.endswith("a") else 2 * share
+            exponent = name.endswith("p") and self.kernel == "power"
+            init.copy_(learned, share.logit() if exponent else positive.expm1().log())
+
+    def _kernel(self, name: str, positions: Positions) -> torch.Tensor:
+        """The kernel, at most 0, `(heads, distances)`."""
+        a, p = (self.get_parameter(f"{name}_{letter}").to(positions.dtype)[:, None] for letter in "ap")
+        distance = positions.distances.abs().to(positions.dtype)
+        if self.kernel == "log":
+            return -softplus(p) * torch.log1p(softplus(a) * distance)
+        return -softplus(a) * distance ** (2 * p.sigmoid())
+
+    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+        bias = self._kernel("bias", positions) if self.acts_as != "weight" else None
+        if self.acts_as == "bias":
+            return ScoreTerms(bias=bias)
+        scores = (query * self.scale()) @ key.transpose(-1, -2)
+        return ScoreTerms(bias=bias, dense=scores * positions.spread(self._kernel("weight", positions).expm1()))
+
+
+class Sandwich(PositionScheme):
+    """Product of both positions' sinusoids: H/(8h) sum_t cos((i - j) 10000^(-2t/d)) (arXiv 2212.10356, section 6).
+
+    Its value at distance 0 is taken off, which changes no probability: near keys then stay apart in half precision.
+    """
+
+    parameter_specs = {"size": Parameter(128, "size d of the sinusoids", minimum=2)}
+    source = "arXiv 2212.10356, section 6"
+    size: int
+
+    def prepare(self, positions: Positions) -> torch.Tensor:
+        distances = positions.distances
+        angles = distances[:, None] * frequencies(self.size, 10000.0, distances.device, positions.dtype)
+        head = torch.arange(1, self.heads + 1, device=distances.device, dtype=positions.dtype)
+        return self.heads / (8 * head[:, None]) * (angles.cos() - 1).sum(-1)
+
+    def score_terms(
+        self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> ScoreTerms:
+        return ScoreTerms(bias=prepared)
+
+
+class Fire(PositionScheme):
+    """A small network of the distance, relative to how far the query can look back (arXiv 2310.04418, eq. 2-4).
+
+    b = f(psi(i - j) / psi(max(L, i))), psi(x) = log(1 + |c x|), with c, the threshold L and the network f learned. i
+    is the distance from the query to the furthest key that it sees: its place in its document or, with a sliding
+    window, at most window - 1, so that nothing depends on where segments are cut. f has no last bias, which all keys
+    would share.
+    """
+
+    parameter_specs = {
+        "width": Parameter(32, "units of the network's hidden layer", minimum=1),
+        "c": Parameter(0.1, "c where learning starts", minimum=1e-6),
+        "threshold": Parameter(512.0, "L where learning starts", minimum=1.0),
+    }
+    refuses = {"bidirectional": "it divides by the position of the query, which bounds the distances of the past only"}
+    source = "arXiv 2310.04418, equations 2 to 4"
+    width: int
+    c: float
+    threshold: float
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.slope = nn.Parameter(torch.empty(1))
+        self.threshold_factor = nn.Parameter(torch.empty(1))
+        self.hidden_weight = nn.Parameter(torch.empty(self.width))
+        self.hidden_bias = nn.Parameter(torch.empty(self.width))
+        self.output_weight = nn.Parameter(torch.empty(self.heads, self.width))
+
+    def initialize(self, std: float) -> None:
+        init.constant_(self.slope, self.c)
+        init.ones_(self.threshold_factor)
+        for weight, inputs in ((self.hidden_weight, 1), (self.hidden_bias, 1), (self.output_weight, self.width)):
+            init.uniform_(weight, -(inputs**-0.5), inputs**-0.5)
+
+    def _bias(self, back: torch.Tensor, furthest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """f of distances `(batch|1, query|1, key)`: `(batch|1, heads, query|1, key)`."""
+        slope = self.slope.to(dtype)
+        share = torch.log1p((slope * back).abs()) / (torch.log1p((slope * furthest).abs()) + 1e-6)
+        hidden = torch.relu(share[..., None] * self.hidden_weight + self.hidden_bias)
+        return (hidden @ self.output_weight.to(dtype).T).movedim(-1, -3)
+
+    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+        threshold = (self.threshold_factor.to(positions.dtype) * self.threshold).abs()
+        if not torch.compiler.is_compiling() and -positions.bounds[0] <= float(threshold.detach()):
+            # No query looks back beyond L: then all divide by psi(L), and one number per distance says it all.
+            bias = self._bias(-positions.distances[None].to(positions.dtype), threshold, positions.dtype)
+            return ScoreTerms(bias=bias[:, 0])
+        back = -positions.distance.to(positions.dtype)
+        furthest = back.masked_fill(~positions.visible[:, 0], 0.0).amax(-1, keepdim=True)
+        return ScoreTerms(dense=self._bias(back, torch.maximum(furthest, threshold), positions.dtype))

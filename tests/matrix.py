@@ -52,8 +52,13 @@ MATRIX = [
     Row("transformer_xl", paper.transformer_xl, ({}, {"clamp_len": 4})),
     Row("music", paper.music, ({"max_distance": 6}, {"share_heads": True})),
     Row("rope", paper.rope, ({}, {"interleaved": True}, {"partial_rotary_factor": 0.5, "rope_theta": 100.0})),
-    Row("xpos", paper.xpos, ({"scale_base": 8}, {"interleaved": False, "partial_rotary_factor": 0.5, "gamma": 1.0}, {})),
-    Row("alibi", paper.alibi, ({}, {"slopes": "geometric"}, {"sides": "split"})),
+    Row(
+        "xpos", paper.xpos, ({"scale_base": 8}, {"interleaved": False, "partial_rotary_factor": 0.5, "gamma": 1.0}, {})
+    ),
+    Row("alibi", paper.alibi, ({}, {"slopes": "geometric"}, {"sides": "split"}, {"learned": True})),
+    Row("kerple", paper.kerple, ({}, {"kernel": "power"}, {"kernel": "power", "acts_as": "both"})),
+    Row("fire", paper.fire, ({"threshold": 200.0, "width": 5}, {})),
+    Row("sandwich", paper.sandwich, ({"size": 16}, {})),
 ]
 ROWS = {row.scheme: row for row in MATRIX}
 

@@ -187,11 +187,51 @@ def alibi(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
     With split sides, even heads look back and odd heads ahead.
     """
     distance = layer.distance(b, i, j)
+    if layer.parameters["learned"]:
+        return content(layer, b, i, j) - layer.weights["slope"] * abs(distance)
     bias = [-slope * abs(distance) for slope in slopes_of(layer.heads, layer.parameters["slopes"] == "geometric")]
     if not layer.causal and layer.parameters["sides"] == "split":
         wrong_side = [distance > 0 if head % 2 == 0 else distance < 0 for head in range(layer.heads)]
         bias = [-math.inf if wrong else number for wrong, number in zip(wrong_side, bias, strict=True)]
     return content(layer, b, i, j) + layer.like(bias)
+
+
+def kerple_kernel(layer: Layer, name: str, distance: int) -> torch.Tensor:
+    """The two kernels of section 4 of arXiv 2205.09921, of positive a and p and an exponent below 2."""
+    a, p = torch.log1p(layer.weights[f"{name}_a"].exp()), layer.weights[f"{name}_p"]
+    if layer.parameters["kernel"] == "log":
+        return -torch.log1p(p.exp()) * torch.log1p(a * abs(distance))
+    return -a * (abs(distance) ** (2 / (1 + (-p).exp())) if distance else 0.0)
+
+
+def kerple(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """The kernel is added, or the score is multiplied by its exponential, or both."""
+    distance, acts_as = layer.distance(b, i, j), layer.parameters["acts_as"]
+    score = content(layer, b, i, j)
+    if acts_as != "bias":
+        score = score * kerple_kernel(layer, "weight", distance).exp()
+    return score if acts_as == "weight" else score + kerple_kernel(layer, "bias", distance)
+
+
+def fire(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Equations 2 to 4 of arXiv 2310.04418; i of the paper is the distance to the furthest key in sight."""
+    w = layer.weights
+    limit = (w["threshold_factor"] * layer.parameters["threshold"]).abs()
+    furthest = max(-layer.distance(b, i, seen) for seen in range(layer.k.shape[2]) if layer.sees[b, i, seen])
+
+    def psi(x: Any) -> torch.Tensor:
+        return torch.log((w["slope"] * x).abs() + 1)
+
+    share = psi(-layer.distance(b, i, j)) / (psi(furthest if furthest > limit else limit) + 1e-6)
+    hidden = (share * w["hidden_weight"] + w["hidden_bias"]).clamp(min=0)
+    return content(layer, b, i, j) + w["output_weight"] @ hidden
+
+
+def sandwich(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Section 6 of arXiv 2212.10356: H / (8 h) times the product of the two positions' sinusoids, h = 1..H."""
+    size, distance = layer.parameters["size"], layer.distance(b, i, j)
+    product = sum(math.cos(distance * 10000 ** (-2 * t / size)) for t in range(size // 2))
+    return content(layer, b, i, j) + layer.like([layer.heads / (8 * h) * product for h in range(1, layer.heads + 1)])
 
 
 def sinusoidal(weights: dict[str, torch.Tensor], position: torch.Tensor, size: int) -> torch.Tensor:

@@ -6,6 +6,10 @@ import pytest
 import torch
 from matrix import LENGTH, Case, ids_of
 
+from hf_relpos import RelPosDecoderModel
+from hf_relpos.position_builder import build_positions
+from hf_relpos.scheme_base import dense_bias
+
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 
 
@@ -78,3 +82,50 @@ def test_scaled_rope_refusals() -> None:
     refuse("decoder", "rope", {"rope_type": "dynamic"}, "'dynamic' is refused for mem_len=4: .*segments", mem_len=4)
     refuse("decoder", "rope", {"rope_type": "dynamic"}, "turns 1 pairs.*at least 2 is needed", head_dim=2)
     refuse("decoder", "rope", {"rope_type": "llama3", "low_freq_factor": 5.0}, "low_freq_factor=5.0 is not allowed")
+
+
+@pytest.mark.parametrize("scheme", ["fire", "sandwich"])
+@torch.no_grad()
+def test_bias_of_far_and_near_keys_in_half_precision(scheme: str) -> None:
+    """Neighbouring keys keep different biases in bfloat16, whose numbers near 64 lie half a unit apart."""
+    model = Case("decoder", scheme, {}).model(dtype=torch.bfloat16, num_hidden_layers=1)
+    own = model.position_schemes[0]
+    positions = build_positions((1, 600), torch.empty(0, dtype=torch.bfloat16), causal=True)
+    query = torch.zeros(1, 3, 600, 8, dtype=torch.bfloat16)
+    bias = dense_bias(own.score_terms(positions, own.prepare(positions), query, query), positions, query, query, 1.0)
+    assert bias[0, 0, -1, -8:].unique().numel() == 8
+
+
+@torch.no_grad()
+def test_fire_says_it_per_distance_where_it_can() -> None:
+    """While no query looks back beyond the threshold, one number per head and distance is all."""
+    case = Case("decoder", "fire", {"threshold": 11.0})
+    model, ids = case.model(num_hidden_layers=1), ids_of(length=13)
+    own = model.position_schemes[0]
+    own.threshold_factor.fill_(1.0)
+
+    def terms(length: int) -> Any:
+        positions = build_positions((1, length), own.slope, causal=True)
+        return own.score_terms(positions, None, own.slope, own.slope)
+
+    assert terms(12).bias.shape == (3, 12) and terms(12).dense is None
+    assert terms(13).bias is None and terms(13).dense.shape == (1, 3, 13, 13)
+    short, long = model(ids[:, :12]).last_hidden_state, model(ids).last_hidden_state
+    torch.testing.assert_close(long[:, :12], short, **EXACT)
+
+
+def test_refusals_of_bias_schemes() -> None:
+    refuse(
+        "encoder", "fire", {}, "'fire' is refused for a bidirectional model: it divides by the position of the query"
+    )
+    refuse("decoder", "kerple", {"acts_as": "weight"}, "acts_as='weight' needs kernel='power'")
+
+
+def test_kerple_starts_where_the_paper_does() -> None:
+    """a within U(0, 1), p within U(0, 2), whatever makes them positive."""
+    for parameters in ({}, {"kernel": "power"}):
+        config = Case("decoder", "kerple", parameters).config(num_attention_heads=48, hidden_size=96)
+        own = RelPosDecoderModel(config).position_schemes[0]
+        a, p = torch.nn.functional.softplus(own.bias_a), torch.nn.functional.softplus(own.bias_p)
+        p = 2 * own.bias_p.sigmoid() if parameters else p
+        assert 0 < a.min() < 0.2 and 0.8 < a.max() < 1 and 0 < p.min() < 0.4 and 1.6 < p.max() < 2
