@@ -1,0 +1,174 @@
+"""Attention layers, tables and masks against numbers made by other people's implementations, in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from goldens import assert_gradients, assert_outputs, case_names, golden
+
+from hf_relpos import RelPosDecoderConfig, RelPosDecoderModel, RelPosEncoderConfig, RelPosEncoderModel
+from hf_relpos.position_builder import build_positions
+from hf_relpos.positions import relative_shift
+from hf_relpos.schemes_bias import alibi_slopes, t5_bucket
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+
+
+def layer_of(causal: bool, scheme: str, parameters: dict[str, Any]) -> tuple[Any, Any]:
+    """An attention layer with biases and its scheme, in float64."""
+    kind, model = (RelPosDecoderConfig, RelPosDecoderModel) if causal else (RelPosEncoderConfig, RelPosEncoderModel)
+    fields = {"attention_bias": True, "attn_implementation": "eager"}
+    config = kind(**SIZES, **fields, position_scheme=scheme, position_parameters=parameters)
+    built = model(config).double().eval()
+    return built.layers[0].attention, built.position_schemes[0]
+
+
+def functional(
+    layer: Any, scheme: Any, weights: dict[str, torch.Tensor], causal: bool, states: torch.Tensor, mask: Any
+) -> Any:
+    """Run a layer on itself with the given weights in place of its own: output and probabilities."""
+    positions = build_positions(tuple(states.shape[:2]), states, causal=causal, attention_mask=mask)
+    parts = {
+        part: {
+            name.removeprefix(f"{part}."): weight for name, weight in weights.items() if name.startswith(f"{part}.")
+        }
+        for part in ("attention", "scheme")
+    }
+    with torch.nn.utils.stateless._reparametrize_module(scheme, parts["scheme"]):
+        call = (states, states, scheme, positions, scheme.prepare(positions))
+        return torch.func.functional_call(layer, parts["attention"], call)
+
+
+@pytest.mark.parametrize("name, case", case_names("shaw_separate_kv_k2"))
+def test_shaw(name: str, case: str) -> None:
+    """Separate tables for keys and values, in both directions, with padding, and causal."""
+    reader, causal = golden(name), case == "causal"
+    weights = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True).items()}
+    layer, scheme = layer_of(causal, "shaw", {"max_distance": 2})
+    rows = slice(0, 3 if causal else 5)  # a decoder's table ends at distance 0
+    mapped = {
+        f"attention.{part}_proj.{kind}": weights[f"fc_{part}.{kind}"] for part in "qkvo" for kind in ("weight", "bias")
+    }
+    for part in ("key", "value"):
+        mapped[f"scheme.{part}_table"] = weights[f"relative_position_{part[0]}.embeddings_table"][rows]
+    inputs = reader.inputs(case, fp64=True)
+    mask = inputs["keep"].bool().expand(2, 1, 12, 12) if "keep" in inputs else None
+    outputs = {"output": functional(layer, scheme, mapped, causal, inputs["x"], mask)[0]}
+    assert_outputs(reader, case, outputs)
+    assert_gradients(reader, case, outputs, weights)
+
+
+@pytest.mark.parametrize("name, case", case_names("music_transformer_attn"))
+def test_music(name: str, case: str) -> None:
+    """One table for all heads, as long as the text or longer. Without a causal mask the scheme is refused."""
+    if case.endswith("nomask"):
+        with pytest.raises(ValueError, match="refused for a bidirectional model"):
+            RelPosEncoderConfig(position_scheme="music")
+        return
+    reader = golden(name)
+    weights = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True, case=case).items()}
+    layer, scheme = layer_of(True, "music", {"max_distance": weights["Er"].shape[0], "share_heads": True})
+    mapped = {f"attention.o_proj.{kind}": weights[f"out_proj.{kind}"] for kind in ("weight", "bias")}
+    for kind in ("weight", "bias"):
+        for part, piece in zip("qkv", weights[f"in_proj_{kind}"].chunk(3), strict=True):
+            mapped[f"attention.{part}_proj.{kind}"] = piece
+    mapped["scheme.table"] = weights["Er"][None]
+    states = reader.inputs(case, fp64=True)["x"].transpose(0, 1)
+    output, probabilities = functional(layer, scheme, mapped, True, states, None)
+    outputs = {"output": output.transpose(0, 1), "attn_mean": probabilities.mean(1)}
+    assert_outputs(reader, case, outputs)
+    assert_gradients(reader, case, outputs, weights)
+
+
+def test_t5_buckets() -> None:
+    """All distances up to 600, several sizes, as transformers and as x-transformers have them."""
+    reader = golden("unit_tables")
+    distance = reader.inputs("buckets")["rel_key_minus_query"]
+    wanted = {key: table for key, table in reader.expect_flat("buckets").items() if key.startswith(("t5_", "xt_"))}
+    assert len(wanted) == 16
+    for key, table in wanted.items():
+        _, direction, buckets, furthest = key.split("_")
+        assert torch.equal(t5_bucket(distance, direction == "bi", int(buckets), int(furthest)), table), key
+
+
+def test_alibi_slopes() -> None:
+    """1 to 20 heads, as BLOOM, MPT and x-transformers have them."""
+    wanted = golden("unit_tables").expect_flat("slopes")
+    assert len(wanted) == 60
+    for key, slopes in wanted.items():
+        torch.testing.assert_close(alibi_slopes(len(slopes)), slopes, rtol=1e-6, atol=0, msg=key)
+
+
+def test_relative_shift() -> None:
+    """Only the entries that a causal mask leaves: the others belong to nobody."""
+    reader = golden("unit_tables")
+    shifted, wanted = relative_shift(reader.inputs("rel_shift")["x"]), reader.expect_flat("rel_shift")["kimi"]
+    seen = torch.ones_like(wanted).tril(wanted.shape[-1] - wanted.shape[-2]).bool()
+    assert torch.equal(shifted[seen], wanted[seen]) and seen.sum() > seen.shape[0]
+
+
+@pytest.mark.parametrize("table", ["xl_causal_mask", "xl_same_length_mask"])
+def test_masks_behind_a_memory(table: str) -> None:
+    """All of the memory, or as many keys as the memory is long (`same_length`), whatever the memory holds."""
+    wanted = golden("unit_tables").expect_flat(table)
+    assert wanted
+    for key, hidden in wanted.items():
+        queries, held, *limit = (int(part.lstrip("qml")) for part in key.split("_"))
+        for slots in (held, held + 3):
+            positions = build_positions(
+                (1, queries), torch.empty(0), causal=True, window=limit[0] if limit else None,
+                memory_length=torch.tensor([held]), memory_slots=slots,
+            )  # fmt: skip
+            assert torch.equal(positions.visible[0, 0, :, slots - held :], hidden == 0), key
+            assert not positions.visible[0, 0, :, : slots - held].any()
+
+
+@pytest.mark.parametrize("name, case", case_names("bert_relative_key"))
+def test_bert_relative_key(name: str, case: str) -> None:
+    """BERT with `relative_key`: Shaw's vectors on keys, the table turned round because BERT counts query minus key."""
+    reader = golden(name)
+    weights = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True).items()}
+    config = RelPosEncoderConfig(
+        **SIZES, norm_position="post", embedding_norm=True, type_vocab_size=2, layer_norm_eps=1e-12,
+        attention_bias=True, mlp_bias=True, position_scheme="shaw", position_parameters={"max_distance": 15, "values": False},
+    )  # fmt: skip
+    names = {"word_embeddings": "embed_tokens", "token_type_embeddings": "embed_types", "LayerNorm": "embed_norm"}
+    mapped = {
+        key.replace(f"embeddings.{old}", new): weight
+        for key, weight in weights.items()
+        for old, new in names.items()
+        if key.startswith(f"embeddings.{old}.")
+    }
+    parts = {
+        "attention.self.query": "attention.q_proj", "attention.self.key": "attention.k_proj",
+        "attention.self.value": "attention.v_proj", "attention.output.dense": "attention.o_proj",
+        "attention.output.LayerNorm": "attention_norm", "intermediate.dense": "mlp.up_proj",
+        "output.dense": "mlp.down_proj", "output.LayerNorm": "mlp_norm",
+    }  # fmt: skip
+    for index in range(2):
+        for old, new in parts.items():
+            for kind in ("weight", "bias"):
+                mapped[f"layers.{index}.{new}.{kind}"] = weights[f"encoder.layer.{index}.{old}.{kind}"]
+        table = weights[f"encoder.layer.{index}.attention.self.distance_embedding.weight"]
+        mapped[f"position_schemes.{index}.key_table"] = table.flip(0)
+    model = RelPosEncoderModel(config).double().eval()
+    assert mapped.keys() == dict(model.named_parameters()).keys()
+    inputs = reader.inputs(case)
+    kwargs = {"output_attentions": True, "output_hidden_states": True}
+    found = torch.func.functional_call(model, mapped, (inputs["input_ids"], inputs["attention_mask"]), kwargs)
+    valid = inputs["attention_mask"][..., None].bool()
+    outputs = {
+        "valid_last": found.last_hidden_state.masked_fill(~valid, 0.0),
+        "hidden_states/0": found.hidden_states[0],
+    }
+    assert_outputs(reader, case, outputs)
+    assert_gradients(reader, case, outputs, weights)
+    wanted = reader.expect(case, fp64=True)["attentions"]
+    for mine, theirs in zip(found.attentions, wanted, strict=True):
+        torch.testing.assert_close(mine * valid[:, None], theirs * valid[:, None], rtol=0, atol=1e-9)
