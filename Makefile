@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # An interrupted run goes on from its last checkpoint, a finished one is only evaluated again.
 train: $(INSTALLED)
-	$(BIN)/python train_lm.py configs/base_decoder.yaml --resume_from_checkpoint auto $(ARGS)
+	$(BIN)/python train_lm.py configs/default.yaml --resume_from_checkpoint auto $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto $(ARGS)
