@@ -83,8 +83,13 @@ class SegmentTrainer(Trainer):
         return LaneView(self.train_dataset, self._rows(self._train_batch_size) * self.args.gradient_accumulation_steps)
 
     def get_train_dataloader(self) -> DataLoader:
-        lanes = self._train_lanes()
-        return self._get_dataloader(lanes, "Training", self._train_batch_size, SequentialSampler, is_training=True)
+        return self._loader(self._train_lanes(), "Training", self._train_batch_size, is_training=True)
+
+    def _loader(self, lanes: LaneView, description: str, batch_size: int, is_training: bool = False) -> DataLoader:
+        loader = self._get_dataloader(lanes, description, batch_size, SequentialSampler, is_training)
+        # Each reading draws a seed for its workers; drawn from the common generator, it would shift the dropout.
+        getattr(loader, "base_dataloader", loader).generator = torch.Generator().manual_seed(self.args.seed)
+        return loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         if eval_dataset is None or isinstance(eval_dataset, str):
@@ -99,7 +104,7 @@ class SegmentTrainer(Trainer):
             while self._rows(batch_size - share) >= len(streams):  # no rows of nothing but padding
                 batch_size -= share
             lanes = streams.lanes(self._rows(batch_size))
-            loader = self._get_dataloader(lanes, "Evaluation", batch_size, SequentialSampler)
+            loader = self._loader(lanes, "Evaluation", batch_size)
             self._eval_loaders[key] = eval_dataset, loader  # the data set too: its id must stay its own
         return self._eval_loaders[key][1]
 

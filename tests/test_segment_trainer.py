@@ -205,12 +205,13 @@ class Evaluating(TrainerCallback):
 
 
 def test_evaluation_and_a_look_at_the_data_leave_the_memory_of_training_alone(tmp_path):
-    disturbed = make_trainer(tmp_path, TEXT, make_table(DOCUMENTS), max_steps=9, gradient_accumulation_steps=2)
+    model, fields = make_model(hidden_dropout=0.2), {"gradient_accumulation_steps": 2, "max_steps": 9}
+    disturbed = make_trainer(tmp_path, TEXT, make_table(DOCUMENTS), model, **fields)
     callback = Evaluating()
     callback.trainer = disturbed
     disturbed.add_callback(callback)
     disturbed.train()
-    assert disturbed.costs == train(tmp_path, gradient_accumulation_steps=2).costs
+    assert disturbed.costs == train(tmp_path, model=make_model(hidden_dropout=0.2), **fields).costs
 
 
 def test_each_epoch_and_each_call_begins_without_memory(tmp_path):

@@ -1,0 +1,122 @@
+"""Segment memory in checkpoints: a run that was stopped at any moment goes on as if it had not been."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import segment_script
+import torch
+from segments import logged, make_model, make_table, make_trainer
+from test_segment_ddp import start
+from transformers import Trainer
+
+from hf_relpos.segment_trainer import memory_file
+
+TEXT = make_table(segment_script.TRAINING)  # 72 blocks: 9 steps an epoch in 8 lanes
+FIELDS = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 14}
+SAVES = {"save_strategy": "steps", "save_steps": 1}
+
+
+def checkpoints(folder):
+    """The complete checkpoints of a run, by their step: Trainer writes its own state last."""
+    return {int(path.parent.name.split("-")[1]): path.parent for path in Path(folder).glob("*/trainer_state.json")}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dataloader_num_workers": 1},
+        {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+        {"activation_checkpointing": True},
+        {"eval_strategy": "steps", "eval_steps": 1},
+        {"bf16": True},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_a_resumed_run_computes_the_same_bits(tmp_path, options):
+    def trainer(**fields):
+        model = make_model(hidden_dropout=0.1, attention_dropout=0.1)
+        return make_trainer(tmp_path, TEXT, make_table(segment_script.EVALUATION), model, **FIELDS | options | fields)
+
+    whole = trainer(**SAVES)
+    whole.train()
+    for step in (3, 9, 12):  # within an epoch, at its end, in the second
+        resumed = trainer()
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert resumed.ids == whole.ids[2 * step :]
+        assert resumed.costs == whole.costs[2 * step :]
+        assert len(resumed.costs) == 2 * (14 - step)
+
+
+def test_without_the_memory_the_losses_differ(tmp_path):
+    """The control: what the other tests compare does depend on the memory in the checkpoint."""
+    whole = make_trainer(tmp_path, TEXT, **FIELDS | SAVES)
+    whole.train()
+    file = memory_file(tmp_path / "checkpoint-3", 0)
+    state = torch.load(file)
+    state["memories"] = [[hidden, torch.zeros_like(length)] for hidden, length in state["memories"]]
+    torch.save(state, file)
+    resumed = make_trainer(tmp_path, TEXT, **FIELDS)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert resumed.ids == whole.ids[6:] and resumed.costs[0] != whole.costs[6]
+
+
+@pytest.mark.parametrize(
+    "kill", [["training_step", 11], ["_save_scaler", 7], ["_save_rng_state", 10]], ids=lambda kill: kill[0]
+)
+def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, kill):
+    """SIGKILL within an accumulation window; in a checkpoint before and after the memory is written."""
+    fields = FIELDS | SAVES | {"dropout": True}
+    folder = tmp_path / "killed"
+    killed = start(tmp_path, [{"folder": str(folder), "fields": fields, "kill": kill}])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    last = max(checkpoints(folder))
+    assert last == {"training_step": 5, "_save_scaler": 6, "_save_rng_state": 9}[kill[0]]
+    resumed = segment_script.run(folder, fields, resume=str(checkpoints(folder)[last]))
+    whole = segment_script.run(tmp_path / "whole", fields)
+    before = (folder / "costs.txt").read_text().split()
+    assert before == whole.costs[: len(before)] and len(before) >= 2 * last
+    assert resumed.costs == whole.costs[2 * last :]
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name])
+
+
+@pytest.mark.parametrize(("batch_size", "batches"), [(8, 1), (2, 4), (1, 8)])
+def test_other_divisions_of_the_lanes_go_on(tmp_path, batch_size, batches):
+    whole = make_trainer(tmp_path, TEXT, **FIELDS | SAVES)
+    whole.train()
+    fields = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": batches, "max_steps": 14}
+    resumed = make_trainer(tmp_path, TEXT, **fields)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert logged(resumed) == pytest.approx(logged(whole), abs=1e-6)
+
+
+def test_what_cannot_be_resumed_is_refused_before_a_step(tmp_path):
+    def resumed(table=TEXT, **fields):
+        trainer = make_trainer(tmp_path, table, **FIELDS | fields)
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+        return trainer
+
+    make_trainer(tmp_path, TEXT, **FIELDS | SAVES | {"max_steps": 3}).train()
+    with pytest.raises(ValueError, match=r"\(lanes, steps\)=\(8, 9\) of a text, this run reads \(8, 5\)"):
+        resumed(TEXT.take(40))
+    with pytest.raises(ValueError, match="this run reads \\(4, 18\\)"):
+        resumed(per_device_train_batch_size=2)
+    with pytest.raises(ValueError, match=r"memory.hidden has the shape .*, expected .*mem_len"):
+        resumed(model=make_model(mem_len=3))
+    memory_file(tmp_path / "checkpoint-3", 0).unlink()
+    with pytest.raises(ValueError, match="lacks segment_memory_0.pt"):
+        resumed()
+    anew = resumed(ignore_data_skip=True)
+    assert anew.ids[0][0] == TEXT[0]["input_ids"].tolist()
+
+
+@pytest.mark.parametrize("made_by", ["stock", "save_only_model"])
+def test_a_checkpoint_without_memory_is_refused(tmp_path, made_by):
+    options = {"trainer": Trainer} if made_by == "stock" else {"save_only_model": True}
+    make_trainer(tmp_path, TEXT, **FIELDS | SAVES | {"max_steps": 3} | options).train()
+    trainer = make_trainer(tmp_path, TEXT, **FIELDS)
+    with pytest.raises((ValueError, FileNotFoundError), match="lacks segment_memory_0.pt"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert trainer.costs == []
