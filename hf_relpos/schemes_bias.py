@@ -179,7 +179,7 @@ class Kerple(PositionScheme):
 
     def _kernel(self, name: str, positions: Positions) -> torch.Tensor:
         """The kernel, at most 0, `(heads, distances)`."""
-        a, p = (self.get_parameter(f"{name}_{letter}").to(positions.dtype)[:, None] for letter in "ap")
+        a, p = (getattr(self, f"{name}_{letter}").to(positions.dtype)[:, None] for letter in "ap")
         distance = positions.distances.abs().to(positions.dtype)
         if self.kernel == "log":
             return -softplus(p) * torch.log1p(softplus(a) * distance)

@@ -17,65 +17,80 @@ from .scheme_base import sinusoid
 class Shaw(PositionScheme):
     """Vectors per clipped distance added to keys and values (arXiv 1803.02155, section 3.2).
 
-    e_ij = q_i . (k_j + aK[clip(j - i, -k, k)]) / sqrt(d) and z_i = sum_j p_ij (v_j + aV[clip(j - i, -k, k)]); the tables are
-    shared by the heads of a layer.
+    e_ij = q_i . (k_j + aK[clip(j - i, -k, k)]) / sqrt(d) and z_i = sum_j p_ij (v_j + aV[clip(j - i)]); the tables are
+    shared by the heads of a layer. BERT's `relative_key` has no aV, its `relative_key_query` adds k_j . aK as well
+    (`meets="both"`); OpenNMT has one table for keys and values (`values="shared"`); VITS has no vectors beyond k
+    (`outside="zero"`); Nezha's are fixed sinusoids.
     """
 
     parameter_specs = {
-        "max_distance": Parameter(16, "k: distances beyond share the vector of this one", minimum=1),
-        "values": Parameter(True, "add vectors to the values too", choices=(True, False)),
+        "max_distance": Parameter(16, "k: the largest distance with vectors of its own", minimum=1),
+        "values": Parameter(True, "vectors for the values: own, none, or the keys'", choices=(True, False, "shared")),
         "table": Parameter("learned", "learned vectors or fixed sinusoids", choices=("learned", "sinusoidal")),
+        "outside": Parameter("clamp", "beyond k: the vectors of k or none", choices=("clamp", "zero")),
+        "meets": Parameter("query", "what meets the keys' vectors: queries, or keys too", choices=("query", "both")),
     }
     source = "arXiv 1803.02155, section 3.2"
     max_distance: int
-    values: bool
+    values: bool | str
     table: str
+    outside: str
+    meets: str
+
+    @classmethod
+    def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:
+        values = parameters["values"]
+        return f"shaw adds vectors to the values (values={values})" if values else None
 
     def __init__(self, config: Any, **parameters: Any) -> None:
         super().__init__(config, **parameters)
         entries = self.max_distance + 1 if self.causal else 2 * self.max_distance + 1
         if self.table == "learned":
             self.key_table = nn.Parameter(torch.empty(entries, self.head_dim))
-            if self.values:
+            if self.values is True:
                 self.value_table = nn.Parameter(torch.empty(entries, self.head_dim))
 
-    @classmethod
-    def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:
-        return "shaw adds vectors to the values (values=True)" if parameters["values"] else None
-
     def initialize(self, std: float) -> None:
-        if self.table == "learned":
-            for table in (self.key_table, self.value_table) if self.values else (self.key_table,):
-                init.xavier_uniform_(table)
+        for table in self.parameters():
+            init.xavier_uniform_(table)
 
     def _clip(self, distance: torch.Tensor) -> torch.Tensor:
+        """Row of each distance in a table."""
         return distance.clamp(-self.max_distance, 0 if self.causal else self.max_distance) + self.max_distance
+
+    def _cut(self, states: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
+        """States `(distances, head_dim)` or `(batch, heads, query, key)`, zero where a distance has no vector."""
+        if self.outside == "clamp":
+            return states
+        return states.masked_fill((distance.abs() > self.max_distance)[:, None], 0.0)
 
     def _vectors(self, name: str, positions: Positions) -> torch.Tensor:
         """The table of the keys or of the values, `(entries, head_dim)`."""
         if self.table == "learned":
-            return getattr(self, name)
+            return getattr(self, name, self.key_table)
         low, high = -self.max_distance, 0 if self.causal else self.max_distance
         distances = torch.arange(low, high + 1, device=positions.query.device)
         return sinusoid(distances, self.head_dim, positions.dtype, interleaved=True)
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        table = self._vectors("key_table", positions)
-        return ScoreTerms(query_vectors=table.index_select(0, self._clip(positions.distances))[None])
+        distances = positions.distances
+        rows = self._vectors("key_table", positions).index_select(0, self._clip(distances))
+        vectors = self._cut(rows, distances)[None]
+        return ScoreTerms(query_vectors=vectors, key_vectors=vectors if self.meets == "both" else None)
 
     def value_term(self, probabilities: torch.Tensor, positions: Positions) -> torch.Tensor | None:
         if not self.values:
             return None
         table = self._vectors("value_table", positions).to(probabilities.dtype)
         entry = self._clip(positions.distance)[:, None].expand_as(probabilities)
-        weight = probabilities.new_zeros(*probabilities.shape[:-1], table.shape[0]).scatter_add(-1, entry, probabilities)
-        return weight @ table
+        weight = probabilities.new_zeros(*probabilities.shape[:-1], table.shape[0])
+        return weight.scatter_add(-1, entry, self._cut(probabilities, positions.distance)) @ table
 
 
 class TransformerXL(PositionScheme):
     """Sinusoids of the distance meet the query, with two learned offsets (arXiv 1901.02860, section 3.3).
 
-    A_ij = ((q_i + u) . k_j + (q_i + v) . W_r R[i - j]) / sqrt(d); R is [sin | cos] of the distance, shared by all layers.
+    A_ij = ((q_i + u) . k_j + (q_i + v) . W_r R[i - j]) / sqrt(d); R is [sin | cos] of the distance, for all layers.
     """
 
     parameter_specs = {
@@ -103,7 +118,9 @@ class TransformerXL(PositionScheme):
             back = back.clamp(-self.clamp_len, self.clamp_len)
         return dropout(sinusoid(back, self.hidden_size, positions.dtype), self.dropout, self.training)
 
-    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+    def score_terms(
+        self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> ScoreTerms:
         projected = self.distance_projection(prepared.to(self.distance_projection.weight.dtype))
         return ScoreTerms(
             query_vectors=projected.unflatten(-1, (self.heads, self.head_dim)).transpose(0, 1),

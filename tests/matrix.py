@@ -42,12 +42,20 @@ class Row:
     embed: Callable[..., torch.Tensor] | None = None
 
 
+SHAW = (
+    {"max_distance": 4},
+    {"values": False},
+    {"table": "sinusoidal"},
+    {"max_distance": 3, "outside": "zero", "values": "shared"},
+    {"max_distance": 3, "outside": "zero", "values": False, "meets": "both"},
+)
+
 MATRIX = [
     Row("nope", paper.content),
     Row("sinusoidal", paper.content, embed=paper.sinusoidal),
     Row("learned_absolute", paper.content, embed=paper.learned_absolute),
     Row("learned_bias", paper.learned_bias, ({"max_distance": 4}, {})),
-    Row("shaw", paper.shaw, ({"max_distance": 4}, {"values": False}, {"table": "sinusoidal"}), value=paper.shaw_value),
+    Row("shaw", paper.shaw, SHAW, value=paper.shaw_value),
     Row("t5", paper.t5, ({"num_buckets": 8, "max_distance": 10}, {}, {"num_buckets": 4, "scale_scores": True})),
     Row("transformer_xl", paper.transformer_xl, ({}, {"clamp_len": 4})),
     Row("music", paper.music, ({"max_distance": 6}, {"share_heads": True})),

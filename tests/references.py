@@ -81,18 +81,23 @@ def fixed_vector(layer: Layer, row: int) -> torch.Tensor:
 
 def shaw_vector(layer: Layer, name: str, b: int, i: int, j: int) -> torch.Tensor:
     row = clipped(layer, b, i, j)
+    if layer.parameters["outside"] == "zero" and abs(layer.distance(b, i, j)) > layer.parameters["max_distance"]:
+        return torch.zeros_like(layer.q[b, 0, i])
     return layer.weights[name][row] if layer.parameters["table"] == "learned" else fixed_vector(layer, row)
 
 
 def shaw(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
-    """Equation 4 of arXiv 1803.02155: q_i . (k_j + a^K_ij) / sqrt(d)."""
-    key = layer.k[b, :, j] + shaw_vector(layer, "key_table", b, i, j)
-    return dot(layer.q[b, :, i], key) / math.sqrt(layer.head_dim)
+    """Equation 4 of arXiv 1803.02155: q_i . (k_j + a^K_ij) / sqrt(d); BERT's second kind adds k_j . a^K_ij."""
+    q, k, vector = layer.q[b, :, i], layer.k[b, :, j], shaw_vector(layer, "key_table", b, i, j)
+    score = dot(q, k + vector) + (dot(k, vector) if layer.parameters["meets"] == "both" else 0)
+    return score / math.sqrt(layer.head_dim)
 
 
 def shaw_value(layer: Layer, b: int, i: int, j: int) -> torch.Tensor | None:
     """Equation 3 of arXiv 1803.02155: a^V_ij, which is added to v_j."""
-    return shaw_vector(layer, "value_table", b, i, j) if layer.parameters["values"] else None
+    names = {True: "value_table", "shared": "key_table"}
+    values = layer.parameters["values"]
+    return shaw_vector(layer, names[values], b, i, j) if values else None
 
 
 def bucket_of_distance(distance: int, buckets: int, furthest: int) -> int:

@@ -129,15 +129,8 @@ def test_masks_behind_a_memory(table: str) -> None:
             assert not positions.visible[0, 0, :, : slots - held].any()
 
 
-@pytest.mark.parametrize("name, case", case_names("bert_relative_key"))
-def test_bert_relative_key(name: str, case: str) -> None:
-    """BERT with `relative_key`: Shaw's vectors on keys, the table turned round because BERT counts query minus key."""
-    reader = golden(name)
-    weights = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True).items()}
-    config = RelPosEncoderConfig(
-        **SIZES, norm_position="post", embedding_norm=True, type_vocab_size=2, layer_norm_eps=1e-12,
-        attention_bias=True, mlp_bias=True, position_scheme="shaw", position_parameters={"max_distance": 15, "values": False},
-    )  # fmt: skip
+def bert_weights(weights: dict[str, torch.Tensor], entries: int) -> dict[str, torch.Tensor]:
+    """BERT's weights by this package's names; tables turned round, because BERT counts query minus key."""
     names = {"word_embeddings": "embed_tokens", "token_type_embeddings": "embed_types", "LayerNorm": "embed_norm"}
     mapped = {
         key.replace(f"embeddings.{old}", new): weight
@@ -156,12 +149,37 @@ def test_bert_relative_key(name: str, case: str) -> None:
             for kind in ("weight", "bias"):
                 mapped[f"layers.{index}.{new}.{kind}"] = weights[f"encoder.layer.{index}.{old}.{kind}"]
         table = weights[f"encoder.layer.{index}.attention.self.distance_embedding.weight"]
-        mapped[f"position_schemes.{index}.key_table"] = table.flip(0)
-    model = RelPosEncoderModel(config).double().eval()
+        mapped[f"position_schemes.{index}.key_table"] = table.flip(0)[:entries]
+    return mapped
+
+
+@pytest.mark.parametrize("name, case", case_names("bert_relative_key", "bert_relative_key_query_causal"))
+def test_bert(name: str, case: str) -> None:
+    """`relative_key` is Shaw's vectors on keys; in a decoder with `relative_key_query` the keys meet them too."""
+    reader, causal = golden(name), name.endswith("causal")
+    weights = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True).items()}
+    kind, family = (RelPosDecoderConfig, RelPosDecoderModel) if causal else (RelPosEncoderConfig, RelPosEncoderModel)
+    config = kind(
+        **SIZES, norm_position="post", embedding_norm=True, type_vocab_size=2, layer_norm_eps=1e-12,
+        attention_bias=True, mlp_bias=True, position_scheme="shaw",
+        position_parameters={"max_distance": 15, "values": False, "meets": "both" if causal else "query"},
+    )  # fmt: skip
+    mapped, model = bert_weights(weights, 16 if causal else 31), family(config).double().eval()
     assert mapped.keys() == dict(model.named_parameters()).keys()
+
+    def run(ids: torch.Tensor, mask: Any, **kwargs: Any) -> Any:
+        return torch.func.functional_call(model, mapped, (ids, mask), kwargs)
+
     inputs = reader.inputs(case)
-    kwargs = {"output_attentions": True, "output_hidden_states": True}
-    found = torch.func.functional_call(model, mapped, (inputs["input_ids"], inputs["attention_mask"]), kwargs)
+    if case == "causal_cached_steps":
+        states, cache = [], None
+        for token in inputs["input_ids"].unbind(1):
+            output = run(token[:, None], None, cache=cache, use_cache=True)
+            states.append(output.last_hidden_state)
+            cache = output.cache
+        assert_outputs(reader, case, {"steps": torch.cat(states, 1)})
+        return
+    found = run(inputs["input_ids"], inputs["attention_mask"], output_attentions=True, output_hidden_states=True)
     valid = inputs["attention_mask"][..., None].bool()
     outputs = {
         "valid_last": found.last_hidden_state.masked_fill(~valid, 0.0),
