@@ -1,15 +1,16 @@
 """Where every query and key stands.
 
-A forward pass builds one `Positions` (`position_builder.py`) and hands it to all layers. Schemes read distances from it and never see a tensor
-length; the attention layer reads `visible` from it, so that the mask and the biases can never disagree.
+A forward pass builds one `Positions` (`position_builder.py`) and hands it to all layers. Schemes read distances from it and
+never see a tensor length; the attention layer reads `visible` from it, so that the mask and the biases can never disagree.
 
 Notation: `query` tokens are the ones whose outputs are computed; `key` tokens are all that may be attended to, in the order
 memory or cache first, then the queries themselves. `start` is the index of the first query among the keys.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace
-from functools import cached_property
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -27,6 +28,20 @@ def relative_shift(scores: torch.Tensor) -> torch.Tensor:
     """
     *outer, rows, columns = scores.shape
     return pad(scores, (1, 0)).reshape(*outer, columns + 1, rows)[..., 1:, :].reshape(*outer, rows, columns)
+
+
+class lazy:
+    """A property that is computed once; `functools.cached_property` takes a lock, which torch.compile cannot follow."""
+
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
+        self.compute, self.__doc__ = compute, compute.__doc__
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        value = self.compute(instance)
+        object.__setattr__(instance, self.compute.__name__, value)
+        return value
 
 
 @dataclass(frozen=True)
@@ -71,14 +86,14 @@ class Positions:
         """Whether every distance equals column - row - start, so that shifting views replace gathers."""
         return self.contiguous and self.gaps is None and isinstance(self.start, int)
 
-    @cached_property
+    @lazy
     def index_distance(self) -> torch.Tensor:
         """Index of the key minus index of the query, `(1, query, key)`: negative in the past."""
         device = self.query.device
         query = torch.arange(self.query.shape[1], device=device) + self.start
         return (torch.arange(self.key.shape[1], device=device) - query[:, None])[None]
 
-    @cached_property
+    @lazy
     def token_distance(self) -> torch.Tensor:
         """Tokens from the query to the key, `(batch|1, query, key)`: as `index_distance`, but padding between them is not counted."""
         if self.gaps is None:
@@ -86,12 +101,12 @@ class Positions:
         own = torch.arange(self.query.shape[1], device=self.gaps.device) + self.start
         return self.index_distance - self.gaps[:, None, :] + self.gaps.index_select(1, own)[:, :, None]
 
-    @cached_property
+    @lazy
     def distance(self) -> torch.Tensor:
         """Position of the key minus position of the query, `(batch|1, query, key)`: the sign of Shaw and T5."""
         return self.token_distance if self.contiguous else self.key[:, None, :] - self.query[:, :, None]
 
-    @cached_property
+    @lazy
     def bounds(self) -> tuple[int, int]:
         """Smallest and largest distance that a query may meet."""
         queries, keys = self.query.shape[1], self.key.shape[1]
@@ -102,13 +117,13 @@ class Positions:
             return low, min(high, 0) if self.causal else high
         return int(self.distance.min()), int(self.distance.max())
 
-    @cached_property
+    @lazy
     def distances(self) -> torch.Tensor:
         """All distances between the bounds, ascending, `(distances,)`: what a scheme makes one entry or vector for."""
         low, high = self.bounds
         return torch.arange(low, high + 1, device=self.query.device)
 
-    @cached_property
+    @lazy
     def _column(self) -> torch.Tensor:
         """Index into `distances` of every pair, `(batch|1, query, key)`; unseen pairs are clamped to the ends."""
         low, high = self.bounds
@@ -165,7 +180,7 @@ class Positions:
             given_mask=None if self.given_mask is None else self.given_mask[..., rows, columns],
         )
 
-    @cached_property
+    @lazy
     def row_groups(self) -> list[tuple[torch.Tensor | None, "Positions"]]:
         """The batch in groups of rows that one mask serves: those where only order and window limit what is seen, and the others.
 
@@ -190,7 +205,7 @@ class Positions:
         limited = {name: pick(getattr(self, name)) for name in ("key_valid", "query_document", "key_document")}
         return [(plain.nonzero()[:, 0], unlimited), (special, replace(self, **limited))]
 
-    @cached_property
+    @lazy
     def visible(self) -> torch.Tensor:
         """Who sees whom, `(batch|1, 1, query, key)`. Every query sees itself, so that no row of a softmax is empty."""
         if self.given_mask is not None:
