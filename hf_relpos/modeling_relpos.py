@@ -9,7 +9,6 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.cache_utils import DynamicCache
-from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_outputs import MaskedLMOutput
@@ -28,6 +27,7 @@ from .configuration_relpos import RelPosConfig
 from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos import RelPosEncoderConfig
 from .position_builder import build_positions
+from .generation_relpos import MemoryGenerationMixin
 from .positions import Positions
 from .scheme_base import PositionScheme
 from .schemes import build_scheme
@@ -153,6 +153,10 @@ class RelPosPreTrainedModel(PreTrainedModel):
             std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
             init.normal_(module.attention.o_proj.weight, std=std)
             init.normal_(module.mlp.down_proj.weight, std=std)
+        elif isinstance(module, RelPosStack):
+            for layer, index in zip(module.layers, module.scheme_of_layer, strict=True):
+                gain = module.position_schemes[index].query_gain()
+                init.normal_(layer.attention.q_proj.weight, std=self.config.initializer_range * gain)
 
     def _refuse_fused(self, implementation: str) -> None:
         reason = probabilities_reason(self.config)
@@ -403,7 +407,7 @@ class RelPosDecoderModel(RelPosStack):
         return cache
 
 
-class RelPosDecoderForCausalLM(RelPosPreTrainedModel, GenerationMixin):
+class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
     """Decoder with a language-model head."""
 
     config: RelPosDecoderConfig

@@ -1,0 +1,147 @@
+"""Generation and segment memory: reading a text of any length, and generating from what is remembered of it.
+
+A memory holds hidden states, a key/value cache holds their projections: a memory can become a cache, but not the other
+way round. So generation begins from a memory, and what was generated is read into it afterwards:
+
+    memory = model.read(long_text)
+    reply = model.generate(question, memory=memory)
+    memory = model.read(reply, memory)
+"""
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+from transformers.generation import GenerationMixin
+
+from .position_builder import build_positions
+from .segment_memory import SegmentMemory
+from .segment_memory import check_memory
+
+
+class MemoryGenerationMixin(GenerationMixin):
+    """transformers' generation for a language model whose base model, `self.model`, has segment memory.
+
+    With `sliding_window = mem_len + 1` (the default) every way of cutting the text into memory, prompt and generated
+    tokens gives what one pass over all of it gives. With `sliding_window=None`, the original Transformer-XL, the
+    generated tokens belong to the segment of the prompt: they see all of the memory and all of that segment.
+    """
+
+    def set_memory_length(self, mem_len: int, sliding_window: int | None | str = "auto") -> None:
+        """Use another memory length from now on, for instance a longer one than in training.
+
+        Args:
+            mem_len: tokens of segment memory; 0 turns it off. `memory.resize(mem_len)` fits a memory made before.
+            sliding_window: keys that a query sees, itself included; `mem_len + 1` by default.
+        """
+        changes = {"mem_len": mem_len, "sliding_window": sliding_window}
+        changed = type(self.config).from_dict(self.config.to_dict() | changes)
+        for name in ("mem_len", "sliding_window", "layer_types"):
+            setattr(self.config, name, getattr(changed, name))
+
+    def empty_memory(self, batch_size: int) -> SegmentMemory:
+        """The memory of rows that have read nothing."""
+        self._needs_memory("empty_memory")
+        shape = (batch_size, self.config.num_hidden_layers, self.config.mem_len, self.config.hidden_size)
+        hidden = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return SegmentMemory(hidden, torch.zeros(batch_size, dtype=torch.long, device=self.device))
+
+    @torch.no_grad()
+    def read(
+        self,
+        input_ids: torch.Tensor,
+        memory: SegmentMemory | None = None,
+        attention_mask: torch.Tensor | None = None,
+        segment_len: int = 512,
+    ) -> SegmentMemory:
+        """Read a text of any length segment by segment, in the memory that one segment takes.
+
+        Args:
+            input_ids: `(batch, sequence)` tokens, none at all included.
+            memory: what was read before.
+            attention_mask: `(batch, sequence)` 0 for padding, wherever it stands.
+            segment_len: tokens of a segment; it changes nothing as long as `sliding_window` is at most `mem_len + 1`.
+
+        Returns:
+            The memory after the last token.
+        """
+        self._needs_memory("read")
+        if segment_len < 1:
+            raise ValueError(f"segment_len={segment_len} must be at least 1")
+        memory = self.empty_memory(input_ids.shape[0]) if memory is None else memory
+        for start in range(0, input_ids.shape[1], segment_len):
+            part = slice(start, start + segment_len)
+            mask = None if attention_mask is None else attention_mask[:, part]
+            memory = self.model(input_ids=input_ids[:, part], attention_mask=mask, memory=memory).memory
+        return memory
+
+    @torch.no_grad()
+    def memory_to_cache(self, memory: SegmentMemory) -> tuple[DynamicCache, torch.Tensor]:
+        """Project a memory into the key/value cache that generation goes on with.
+
+        Give `generate` or `forward` the new tokens only, the cache, and an attention mask over the remembered and the
+        new tokens: the mask returned here, joined with that of the new tokens. `generate(memory=...)` does all that.
+
+        Returns:
+            The cache, and `(batch, remembered)` 1 for tokens and 0 where a row remembers less than the longest.
+        """
+        self._needs_memory("memory_to_cache")
+        config, batch = self.config, len(memory[1])
+        like = torch.empty(1, 1, config.hidden_size, dtype=self.dtype, device=self.device)
+        memory = check_memory(memory, batch, config.num_hidden_layers, config.mem_len, like)
+        tokens = int(memory.length.max())
+        mask = (torch.arange(tokens, device=memory.length.device) >= tokens - memory.length[:, None]).long()
+        cache = DynamicCache(config=config)
+        if tokens:
+            positions = build_positions((batch, tokens), like, causal=True, attention_mask=mask)
+            for index, layer in enumerate(self.model.layers):
+                scheme = self.model.position_schemes[self.model.scheme_of_layer[index]]
+                context = memory.hidden[:, index, memory.slots - tokens :]
+                context = layer.attention_norm(context) if layer.pre_norm else context
+                key, value = layer.attention.project_context(context, scheme, scheme.prepare(positions))
+                cache.update(key, value, index)
+        return cache, mask
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: torch.Tensor | None = None,
+        generation_config: Any = None,
+        *args: Any,
+        memory: SegmentMemory | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """transformers' `generate`, which may begin from a memory.
+
+        Args:
+            inputs: `(batch, sequence)` the tokens that follow the remembered ones, at least one.
+            memory: what was read before; its rows are those of `inputs`.
+            attention_mask: `(batch, sequence)` of `inputs` alone. Padding is refused: it would stand between what was read
+                and what follows, and take room in the cache. Read prompts of unequal lengths up to their last token,
+                `memory = model.read(inputs[:, :-1], memory, attention_mask[:, :-1])`, and go on from `inputs[:, -1:]`.
+        """
+        if memory is None:
+            return super().generate(inputs, generation_config, *args, **kwargs)
+        ids = kwargs.pop("input_ids", None) if inputs is None else inputs
+        if ids is None or kwargs.get("cache") is not None:
+            raise ValueError("generation from a memory takes input_ids, and no cache beside the memory")
+        if ids.shape[0] != len(memory[1]):
+            raise ValueError(f"the memory has {len(memory[1])} rows, input_ids have {ids.shape[0]}")
+        if kwargs.pop("use_cache", True) is False:
+            raise ValueError("use_cache=False with memory: generation goes on from the memory through a cache")
+        mask = kwargs.pop("attention_mask", None)
+        mask = torch.ones_like(ids) if mask is None else mask
+        if not bool(mask.all()):
+            raise ValueError("padding between a memory and a prompt: read inputs[:, :-1] and go on from inputs[:, -1:]")
+        cache, remembered = self.memory_to_cache(memory)
+        settings = (kwargs, vars(generation_config or self.generation_config), vars(self.generation_config))
+        names = ("num_beams", "num_return_sequences")
+        copies = max(next((given[name] for given in settings if given.get(name)), 1) for name in names)
+        if copies > 1:
+            cache.batch_repeat_interleave(copies)
+        kwargs |= {"cache": cache, "attention_mask": torch.cat([remembered.to(mask), mask], 1), "use_cache": True}
+        return super().generate(ids, generation_config, *args, **kwargs)
+
+    def _needs_memory(self, method: str) -> None:
+        if self.config.mem_len == 0:
+            raise ValueError(f"{method} needs a model with segment memory: mem_len=0; see set_memory_length")
