@@ -12,6 +12,7 @@ from .schemes_bias import Kerple
 from .schemes_bias import LearnedBias
 from .schemes_bias import Sandwich
 from .schemes_bias import T5
+from .schemes_content import CoPE
 from .schemes_query import Music
 from .schemes_query import Shaw
 from .schemes_query import TransformerXL
@@ -33,6 +34,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "kerple": Kerple,
     "fire": Fire,
     "sandwich": Sandwich,
+    "cope": CoPE,
 }
 
 

@@ -67,6 +67,7 @@ MATRIX = [
     Row("kerple", paper.kerple, ({}, {"kernel": "power"}, {"kernel": "power", "acts_as": "both"})),
     Row("fire", paper.fire, ({"threshold": 200.0, "width": 5}, {})),
     Row("sandwich", paper.sandwich, ({"size": 16}, {})),
+    Row("cope", paper.cope, ({"positions": 4}, {"positions": 12, "divide": True})),
 ]
 ROWS = {row.scheme: row for row in MATRIX}
 

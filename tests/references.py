@@ -239,6 +239,17 @@ def sandwich(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
     return content(layer, b, i, j) + layer.like([layer.heads / (8 * h) * product for h in range(1, layer.heads + 1)])
 
 
+def cope(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Section 4 of arXiv 2405.18719: gates that open from j to i are counted, and e between two positions is mixed."""
+    q, table = layer.q[b, :, i], layer.weights["table"]
+    gates = [1 / (1 + (-content(layer, b, i, t)).exp()) for t in range(j, i + 1) if layer.sees[b, i, t]]
+    place = sum(gates).clamp(max=layer.parameters["positions"] - 1)
+    low, high = place.floor().long(), place.ceil().long()
+    share = (place - place.floor())[:, None]
+    added = dot(q, share * table[high] + (1 - share) * table[low])
+    return content(layer, b, i, j) + (added / math.sqrt(layer.head_dim) if layer.parameters["divide"] else added)
+
+
 def sinusoidal(weights: dict[str, torch.Tensor], position: torch.Tensor, size: int) -> torch.Tensor:
     """Section 3.5 of arXiv 1706.03762, sines before cosines: added to the embeddings, `(batch, length, size)`."""
     angles = [position.double() / 10000 ** (2 * t / size) for t in range(size // 2)]

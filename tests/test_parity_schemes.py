@@ -50,3 +50,45 @@ def test_scaled_rope_is_that_of_llama(parameters: dict[str, Any], length: int) -
     wanted = llama.apply_rotary_pos_emb(query, key, *theirs(query, torch.arange(length)[None]))
     torch.testing.assert_close(scheme.encode_query(query, prepared), wanted[0])
     torch.testing.assert_close(scheme.encode_key(key, prepared), wanted[1])
+
+
+def test_xpos_is_that_of_x_transformers() -> None:
+    """Products of queries and keys, behind a memory too, where that code counts from minus the memory's length."""
+    xt = pytest.importorskip("x_transformers.x_transformers")
+    scheme, theirs = (
+        scheme_of("xpos", {"scale_base": 32}),
+        xt.RotaryEmbedding(8, use_xpos=True, scale_base=32).double(),
+    )
+    query, key = torch.randn(2, 4, 20, 8, dtype=torch.float64), torch.randn(2, 4, 20, 8, dtype=torch.float64)
+    for length in (20, 13):
+        angles, scale = theirs(torch.arange(20)[None] - (20 - length))
+        queries = query[:, :, -length:]
+        wanted = xt.apply_rotary_pos_emb(queries, angles, scale) @ xt.apply_rotary_pos_emb(key, angles, 1 / scale).mT
+        positions = build_positions(
+            (1, length), query, causal=True, memory_slots=20 - length, memory_length=torch.tensor([20 - length])
+        )
+        prepared = scheme.prepare(positions)
+        met = scheme.meet(scheme.encode_query(queries, prepared), scheme.encode_key(key, prepared), prepared)
+        found = met[0] @ met[1].mT
+        torch.testing.assert_close(found[..., positions.visible[0, 0]], wanted[..., positions.visible[0, 0]])
+
+
+@pytest.mark.parametrize("count", [4, 16, 30])
+def test_cope_is_that_of_x_transformers(count: int) -> None:
+    """With fewer vectors than keys, and with more."""
+    xt = pytest.importorskip("x_transformers.x_transformers")
+    scheme, theirs = scheme_of("cope", {"positions": count}), xt.CoPE(8, 4, count).double()
+    theirs.pos_emb.data.normal_()
+    query, key = (torch.randn(2, 4, 20, 8, dtype=torch.float64, requires_grad=True) for _ in "qk")
+    positions = positions_of(20)
+    hidden = ~positions.visible
+    scores = (query @ key.mT / 8**0.5).masked_fill(hidden, -torch.finfo(torch.float64).max)
+    wanted = theirs(query, scores).masked_fill(hidden, 0.0)
+    with torch.nn.utils.stateless._reparametrize_module(scheme, {"table": theirs.pos_emb}):
+        found = scheme.score_terms(positions, None, query, key).dense.masked_fill(hidden, 0.0)
+    torch.testing.assert_close(found, wanted)
+    direction = torch.randn_like(found)
+    gradients = [
+        torch.autograd.grad((term * direction).sum(), [theirs.pos_emb, query, key]) for term in (found, wanted)
+    ]
+    torch.testing.assert_close(*gradients)

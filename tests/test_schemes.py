@@ -129,3 +129,24 @@ def test_kerple_starts_where_the_paper_does() -> None:
         a, p = torch.nn.functional.softplus(own.bias_a), torch.nn.functional.softplus(own.bias_p)
         p = 2 * own.bias_p.sigmoid() if parameters else p
         assert 0 < a.min() < 0.2 and 0.8 < a.max() < 1 and 0 < p.min() < 0.4 and 1.6 < p.max() < 2
+
+
+@torch.no_grad()
+def test_cope_counts_only_what_is_seen() -> None:
+    """Gates of padding, of other documents and of the future are shut: open gates would push positions on."""
+    model = Case("decoder", "cope", {"positions": 32}).model(num_hidden_layers=1)
+    own, query, key = model.position_schemes[0], torch.zeros(1, 3, 6, 8), torch.zeros(1, 3, 6, 8)
+    own.table.copy_(torch.arange(32.0)[:, None].expand(-1, 8))
+    query += 1  # all gates are half open at zero keys, and what is added is 8 p
+    for given, places in (
+        ({}, [3.0, 2.5, 2.0, 1.5, 1.0, 0.5]),
+        ({"attention_mask": torch.tensor([[0, 0, 1, 0, 1, 1]])}, [1.5, 1.5, 1.5, 1.0, 1.0, 0.5]),
+        ({"reset_mask": torch.tensor([[1, 0, 0, 1, 0, 0]])}, [1.5, 1.5, 1.5, 1.5, 1.0, 0.5]),
+        ({"window": 2}, [1.0, 1.0, 1.0, 1.0, 1.0, 0.5]),
+    ):
+        added = own.score_terms(build_positions((1, 6), query, causal=True, **given), None, query, key).dense
+        assert (added[0, 0, -1] / 8).tolist() == places
+
+
+def test_cope_is_for_decoders() -> None:
+    refuse("encoder", "cope", {}, "'cope' is refused for a bidirectional model: it counts the tokens from a key")
