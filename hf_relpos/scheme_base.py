@@ -178,6 +178,10 @@ class PositionScheme(nn.Module):
         """Factor on the products of queries and keys."""
         return self.head_dim**-0.5
 
+    def query_gain(self) -> float:
+        """Factor on the initial query projections, for a scheme whose paper moves the scale of the scores into them."""
+        return 1.0
+
     def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:
         """Add absolute positions `(batch|1, sequence)` to the embeddings `(batch, sequence, hidden)`."""
         return hidden_states

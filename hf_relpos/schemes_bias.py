@@ -86,6 +86,9 @@ class T5(PositionScheme):
     def scale(self) -> float:
         return super().scale() if self.scale_scores else 1.0
 
+    def query_gain(self) -> float:
+        return 1.0 if self.scale_scores else self.head_dim**-0.5
+
     def prepare(self, positions: Positions) -> torch.Tensor:
         return t5_bucket(positions.distances, not self.causal, self.num_buckets, self.max_distance)
 
