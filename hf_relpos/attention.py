@@ -112,6 +112,7 @@ class RelPosAttention(nn.Module):
         Returns:
             The output `(batch, query, hidden_size)` and the probabilities `(batch, heads, query, key)`, None if not computed.
         """
+        prepared = scheme.for_layer(prepared, self)
         query = scheme.encode_query(self._heads(self.q_proj(hidden_states)), prepared)
         key, value = self.project_context(context, scheme, prepared)
         if cache is not None:

@@ -30,8 +30,7 @@ from .position_builder import build_positions
 from .generation_relpos import MemoryGenerationMixin
 from .positions import Positions
 from .scheme_base import PositionScheme
-from .schemes import build_scheme
-from .schemes import layer_schemes
+from .schemes import build_schemes
 from .schemes import probabilities_reason
 from .segment_memory import SegmentMemory
 from .segment_memory import check_memory
@@ -202,14 +201,7 @@ class RelPosStack(RelPosPreTrainedModel):
         self.embed_projection = None if same else nn.Linear(embedding_size, config.hidden_size, bias=False)
         self.embed_norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
-        names = layer_schemes(config)
-        kinds = list(dict.fromkeys(names))
-        schemes = [build_scheme(config, name) for name in kinds]
-        if config.share_positions == "model" or schemes[0].acts_on_embeddings:
-            self.scheme_of_layer = [kinds.index(name) for name in names]
-        else:
-            schemes = [build_scheme(config, name) for name in names]
-            self.scheme_of_layer = list(range(len(names)))
+        schemes, self.scheme_of_layer = build_schemes(config)
         self.position_schemes = nn.ModuleList(schemes)
         self.layers = nn.ModuleList(RelPosLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = make_norm(config, config.hidden_size) if config.norm_position == "pre" else None

@@ -135,6 +135,8 @@ class PositionScheme(nn.Module):
     """Uses without meaning, `causal`, `bidirectional` or `memory`, each with the reason."""
     acts_on_embeddings: ClassVar[bool] = False
     """Whether the scheme adds to the embeddings, once for the whole stack, instead of acting in each layer."""
+    serves_all_layers: ClassVar[bool] = False
+    """Whether one instance serves all layers of this scheme, whatever `share_positions` says."""
     source: ClassVar[str] = ""
     """The paper."""
 
@@ -189,6 +191,10 @@ class PositionScheme(nn.Module):
     def prepare(self, positions: Positions) -> Any:
         """Work without parameters that all layers of this scheme share in one forward pass."""
         return None
+
+    def for_layer(self, prepared: Any, attention: nn.Module) -> Any:
+        """What one layer makes of `prepared` with its own projections, `attention.q_proj` and `k_proj`."""
+        return prepared
 
     def encode_query(self, query: torch.Tensor, prepared: Any) -> torch.Tensor:
         """Encode queries `(batch, heads, query, head_dim)` before they meet the keys."""

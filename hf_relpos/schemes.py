@@ -13,6 +13,7 @@ from .schemes_bias import LearnedBias
 from .schemes_bias import Sandwich
 from .schemes_bias import T5
 from .schemes_content import CoPE
+from .schemes_disentangled import Deberta
 from .schemes_query import Music
 from .schemes_query import Shaw
 from .schemes_query import TransformerXL
@@ -35,6 +36,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "fire": Fire,
     "sandwich": Sandwich,
     "cope": CoPE,
+    "deberta": Deberta,
 }
 
 
@@ -86,6 +88,22 @@ def check_schemes(config: Any) -> None:
 def build_scheme(config: Any, name: str) -> PositionScheme:
     """One scheme module of a configuration."""
     return scheme_class(name)(config, **scheme_parameters(config, name))
+
+
+def build_schemes(config: Any) -> tuple[list[PositionScheme], list[int]]:
+    """The schemes of a stack of layers, and for each layer the index of its own.
+
+    Layers of one scheme share an instance when `share_positions` or the scheme itself says so.
+    """
+    names = layer_schemes(config)
+
+    def shared(name: str) -> bool:
+        kind = scheme_class(name)
+        return config.share_positions == "model" or kind.acts_on_embeddings or kind.serves_all_layers
+
+    owners = [names.index(name) if shared(name) else index for index, name in enumerate(names)]
+    first = list(dict.fromkeys(owners))
+    return [build_scheme(config, names[index]) for index in first], [first.index(owner) for owner in owners]
 
 
 def probabilities_reason(config: Any) -> str | None:

@@ -49,6 +49,13 @@ SHAW = (
     {"max_distance": 3, "outside": "zero", "values": "shared"},
     {"max_distance": 3, "outside": "zero", "values": False, "meets": "both"},
 )
+DEBERTA = (
+    {"max_distance": 4},
+    {"max_distance": 4, "p2c_index": "paper", "terms": "p2c"},
+    {"max_distance": 4, "terms": "c2p", "normalise": True},
+    {"max_distance": 9, "num_buckets": 4, "projections": "layer", "normalise": True},
+    {"max_distance": 4, "p2c_index": "paper", "projections": "layer"},
+)
 
 MATRIX = [
     Row("nope", paper.content),
@@ -67,6 +74,7 @@ MATRIX = [
     Row("kerple", paper.kerple, ({}, {"kernel": "power"}, {"kernel": "power", "acts_as": "both"})),
     Row("fire", paper.fire, ({"threshold": 200.0, "width": 5}, {})),
     Row("sandwich", paper.sandwich, ({"size": 16}, {})),
+    Row("deberta", paper.deberta, DEBERTA),
     Row("cope", paper.cope, ({"positions": 4}, {"positions": 12, "divide": True})),
 ]
 ROWS = {row.scheme: row for row in MATRIX}
@@ -164,13 +172,16 @@ def scheme_uses(config: Any) -> list[SchemeUse]:
     names = config.position_scheme
     single = isinstance(names, str)
     names = [names] * config.num_hidden_layers if single else names
-    kinds = sorted(set(names), key=names.index)
-    shared = config.share_positions == "model" or ROWS[names[0]].embed is not None
+
+    def is_shared(name: str) -> bool:
+        return config.share_positions == "model" or ROWS[name].embed is not None or SCHEMES[name].serves_all_layers
+
+    owners = [names.index(name) if is_shared(name) else index for index, name in enumerate(names)]
+    kinds = sorted(set(owners), key=owners.index)
     uses = []
     for index, name in enumerate(names):
         given = config.position_parameters if single else config.position_parameters.get(name, {})
-        owner = kinds.index(name) if shared else index
-        uses.append(SchemeUse(ROWS[name], SCHEMES[name].complete(given), owner))
+        uses.append(SchemeUse(ROWS[name], SCHEMES[name].complete(given), kinds.index(owners[index])))
     return uses
 
 

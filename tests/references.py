@@ -18,14 +18,16 @@ class Layer:
     """One attention layer.
 
     Attributes:
+        index: its number.
         q, k: `(batch, heads, length, head_dim)` projected and nothing more.
         position: `(batch, length)` position number of each token.
         sees: `(batch, query, key)` whether the query attends to the key.
         causal: whether the model is a decoder.
-        weights: the scheme's own weights by name.
+        weights: the scheme's weights and the layer's projections by name.
         parameters: the scheme's own parameters, complete.
     """
 
+    index: int
     q: torch.Tensor
     k: torch.Tensor
     position: torch.Tensor
@@ -248,6 +250,44 @@ def cope(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
     share = (place - place.floor())[:, None]
     added = dot(q, share * table[high] + (1 - share) * table[low])
     return content(layer, b, i, j) + (added / math.sqrt(layer.head_dim) if layer.parameters["divide"] else added)
+
+
+def deberta_bucket(distance: int, half: int, furthest: int) -> int:
+    """Distances up to half of the buckets stand for themselves, the others share buckets of growing width."""
+    if abs(distance) <= half:
+        return distance
+    ratio = math.log(abs(distance) / half) / math.log((furthest - 1) / half) * (half - 1)
+    return int(math.copysign(half + math.ceil(ratio - 1e-9), distance))
+
+
+def deberta_vectors(layer: Layer, letter: str, distance: int) -> torch.Tensor:
+    """The key or query of a distance (query minus key), `(heads, head_dim)`."""
+    p, w = layer.parameters, layer.weights
+    half = p["num_buckets"]
+    span = half or p["max_distance"]
+    bucket = deberta_bucket(distance, half // 2, p["max_distance"]) if half else distance
+    row = w["table"][max(0, min(2 * span - 1, bucket + span))]
+    if p["normalise"]:
+        row = torch.nn.functional.layer_norm(row, row.shape, w["norm.weight"], w["norm.bias"])
+    if p["projections"] == "layer":
+        projected = (w[f"{letter}_proj.weight"] @ row).view(-1, layer.head_dim)
+        return projected.repeat_interleave(layer.heads // len(projected), 0)
+    name = f"{'key' if letter == 'k' else 'query'}_projections"
+    owner = layer.index if f"{name}.{layer.index}.weight" in w else 0
+    projected = w[f"{name}.{owner}.weight"] @ row
+    return (projected if letter == "k" else projected + w[f"{name}.{owner}.bias"]).view(-1, layer.head_dim)
+
+
+def deberta(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Equation 4 of arXiv 2006.03654: content to content, to position and from position, over sqrt(d x terms)."""
+    p, q, k = layer.parameters, layer.q[b, :, i], layer.k[b, :, j]
+    back = -layer.distance(b, i, j)
+    terms = [dot(q, k)]
+    if p["terms"] != "p2c":
+        terms.append(dot(q, deberta_vectors(layer, "k", back)))
+    if p["terms"] != "c2p":
+        terms.append(dot(k, deberta_vectors(layer, "q", back if p["p2c_index"] == "code" else -back)))
+    return sum(terms) / math.sqrt(layer.head_dim * len(terms))
 
 
 def sinusoidal(weights: dict[str, torch.Tensor], position: torch.Tensor, size: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from hf_relpos import RelPosDecoderConfig, RelPosDecoderModel, RelPosEncoderConf
 from hf_relpos.position_builder import build_positions
 from hf_relpos.positions import relative_shift
 from hf_relpos.schemes_bias import alibi_slopes, t5_bucket
+from hf_relpos.schemes_disentangled import deberta_bucket
 
 SIZES = {
     "vocab_size": 50,
@@ -95,6 +96,17 @@ def test_t5_buckets() -> None:
     for key, table in wanted.items():
         _, direction, buckets, furthest = key.split("_")
         assert torch.equal(t5_bucket(distance, direction == "bi", int(buckets), int(furthest)), table), key
+
+
+def test_deberta_buckets() -> None:
+    """All distances up to 600, several sizes, as DeBERTa-v2 has them."""
+    reader = golden("unit_tables")
+    distance = reader.inputs("buckets")["rel_key_minus_query"]
+    wanted = {key: table for key, table in reader.expect_flat("buckets").items() if key.startswith("deberta_")}
+    assert len(wanted) == 4
+    for key, table in wanted.items():
+        _, buckets, furthest = key.split("_")
+        assert torch.equal(deberta_bucket(distance, int(buckets), int(furthest)), table.long()), key
 
 
 def test_alibi_slopes() -> None:

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import parity
 import pytest
 import torch
+import transformers
 from transformers.models.llama import modeling_llama as llama
 
-from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderConfig, RelPosEncoderConfig, RelPosEncoderModel
 from hf_relpos.position_builder import build_positions
 from hf_relpos.positions import Positions
 from hf_relpos.schemes import build_scheme
@@ -92,3 +94,45 @@ def test_cope_is_that_of_x_transformers(count: int) -> None:
         torch.autograd.grad((term * direction).sum(), [theirs.pos_emb, query, key]) for term in (found, wanted)
     ]
     torch.testing.assert_close(*gradients)
+
+
+DEBERTA_RULES = [
+    (r"embeddings\.word_embeddings\.weight", "embed_tokens.weight"),
+    (r"embeddings\.LayerNorm\.(\w+)", r"embed_norm.\1"),
+    (r"embeddings\.position_ids", ""),
+    (r"encoder\.rel_embeddings\.weight", "position_schemes.0.table"),
+    (r"encoder\.LayerNorm\.(\w+)", r"position_schemes.0.norm.\1"),
+    (r"encoder\.layer\.(\d+)\.attention\.self\.pos_key_proj\.weight", r"position_schemes.0.key_projections.\1.weight"),
+    (r"encoder\.layer\.(\d+)\.attention\.self\.pos_key_proj\.bias", ""),
+    (r"encoder\.layer\.(\d+)\.attention\.self\.pos_query_proj\.(\w+)", r"position_schemes.0.query_projections.\1.\2"),
+    (r"encoder\.layer\.(\d+)\.attention\.self\.(\w)\w+_proj\.(\w+)", r"layers.\1.attention.\2_proj.\3"),
+    (r"encoder\.layer\.(\d+)\.attention\.output\.dense\.(\w+)", r"layers.\1.attention.o_proj.\2"),
+    (r"encoder\.layer\.(\d+)\.attention\.output\.LayerNorm\.(\w+)", r"layers.\1.attention_norm.\2"),
+    (r"encoder\.layer\.(\d+)\.intermediate\.dense\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
+    (r"encoder\.layer\.(\d+)\.output\.dense\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
+    (r"encoder\.layer\.(\d+)\.output\.LayerNorm\.(\w+)", r"layers.\1.mlp_norm.\2"),
+]
+
+
+@pytest.mark.parametrize("buckets", [None, 4])
+@pytest.mark.parametrize("projections", ["own", "layer"])
+@pytest.mark.parametrize("terms, types", [("both", ["c2p", "p2c"]), ("c2p", ["c2p"]), ("p2c", ["p2c"])])
+def test_deberta_v2(terms: str, types: list[str], projections: str, buckets: int | None) -> None:
+    """The whole encoder; its table is shared by all layers. The bias of its position keys changes no probability."""
+    config = transformers.DebertaV2Config(
+        **parity.SIZES, intermediate_size=60, relative_attention=True, pos_att_type=types, type_vocab_size=0,
+        share_att_key=projections == "layer", position_buckets=buckets or -1, max_relative_positions=7,
+        norm_rel_ebd="layer_norm" if buckets else "none", position_biased_input=False, hidden_act="gelu",
+    )  # fmt: skip
+    theirs = parity.randomised(transformers.DebertaV2Model(config))
+    parameters = {"max_distance": 7, "num_buckets": buckets, "terms": terms, "projections": projections}
+    ours = RelPosEncoderModel(
+        RelPosEncoderConfig(
+            **parity.SIZES, intermediate_size=60, norm_position="post", embedding_norm=True, layer_norm_eps=1e-7,
+            attention_bias=True, mlp_bias=True, position_scheme="deberta",
+            position_parameters=parameters | {"normalise": buckets is not None},
+        )
+    )  # fmt: skip
+    weights = parity.renamed(theirs.state_dict(), *DEBERTA_RULES)
+    for inputs in ({}, {"attention_mask": parity.left_padding().flip(1)}):
+        parity.assert_same(ours, theirs, weights, parity.FLOAT32, "last_hidden_state", **inputs)

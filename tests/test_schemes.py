@@ -6,7 +6,7 @@ import pytest
 import torch
 from matrix import LENGTH, Case, ids_of
 
-from hf_relpos import RelPosDecoderModel
+from hf_relpos import RelPosDecoderModel, RelPosEncoderModel
 from hf_relpos.position_builder import build_positions
 from hf_relpos.scheme_base import dense_bias
 
@@ -150,3 +150,31 @@ def test_cope_counts_only_what_is_seen() -> None:
 
 def test_cope_is_for_decoders() -> None:
     refuse("encoder", "cope", {}, "'cope' is refused for a bidirectional model: it counts the tokens from a key")
+
+
+def test_deberta_has_one_table() -> None:
+    """Whatever is shared, the table is the model's; projections belong to layers unless the model has one set."""
+
+    def weights(**fields: Any) -> dict[str, tuple[int, ...]]:
+        config = Case("encoder", "deberta", {"max_distance": 4}).config(num_hidden_layers=3, **fields)
+        found = RelPosEncoderModel(config).position_schemes.named_parameters()
+        return {name: tuple(weight.shape) for name, weight in found}
+
+    layered, single = weights(), weights(share_positions="model")
+    assert layered["0.table"] == single["0.table"] == (8, 24)
+    names = [f"0.{kind}_projections.{layer}.weight" for kind in ("key", "query") for layer in range(3)]
+    assert [name for name in layered if name.endswith("weight")] == names
+    assert [name for name in single if name.endswith("weight")] == [names[0], names[3]]
+    config = Case("encoder", ["rope", "deberta", "rope"], {}).config(num_hidden_layers=3)
+    mixed = [name for name, _ in RelPosEncoderModel(config).position_schemes.named_parameters()]
+    assert mixed == [
+        "1.table",
+        "1.key_projections.1.weight",
+        "1.query_projections.1.weight",
+        "1.query_projections.1.bias",
+    ]
+
+
+def test_deberta_refusals() -> None:
+    refuse("decoder", "deberta", {}, "'deberta' is refused for a causal model: it is defined for bidirectional")
+    refuse("encoder", "deberta", {"max_distance": 5, "num_buckets": 8}, "max_distance=5 is not allowed: more than 5")
