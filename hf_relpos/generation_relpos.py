@@ -27,6 +27,11 @@ class MemoryGenerationMixin(GenerationMixin):
     generated tokens belong to the segment of the prompt: they see all of the memory and all of that segment.
     """
 
+    config: Any
+    model: Any
+    dtype: Any
+    device: Any
+
     def set_memory_length(self, mem_len: int, sliding_window: int | None | str = "auto") -> None:
         """Use another memory length from now on, for instance a longer one than in training.
 
@@ -68,12 +73,12 @@ class MemoryGenerationMixin(GenerationMixin):
         self._needs_memory("read")
         if segment_len < 1:
             raise ValueError(f"segment_len={segment_len} must be at least 1")
-        memory = self.empty_memory(input_ids.shape[0]) if memory is None else memory
+        remembered = memory or self.empty_memory(input_ids.shape[0])
         for start in range(0, input_ids.shape[1], segment_len):
             part = slice(start, start + segment_len)
             mask = None if attention_mask is None else attention_mask[:, part]
-            memory = self.model(input_ids=input_ids[:, part], attention_mask=mask, memory=memory).memory
-        return memory
+            remembered = self.model(input_ids=input_ids[:, part], attention_mask=mask, memory=remembered).memory
+        return remembered
 
     @torch.no_grad()
     def memory_to_cache(self, memory: SegmentMemory) -> tuple[DynamicCache, torch.Tensor]:
@@ -116,12 +121,13 @@ class MemoryGenerationMixin(GenerationMixin):
         Args:
             inputs: `(batch, sequence)` the tokens that follow the remembered ones, at least one.
             memory: what was read before; its rows are those of `inputs`.
-            attention_mask: `(batch, sequence)` of `inputs` alone. Padding is refused: it would stand between what was read
-                and what follows, and take room in the cache. Read prompts of unequal lengths up to their last token,
-                `memory = model.read(inputs[:, :-1], memory, attention_mask[:, :-1])`, and go on from `inputs[:, -1:]`.
+            attention_mask: `(batch, sequence)` of `inputs` alone. Padding is refused: it would stand between what was
+                read and what follows, and take room in the cache. Prompts of unequal lengths are read up to their last
+                token, `memory = model.read(inputs[:, :-1], memory, attention_mask[:, :-1])`, to go on from
+                `inputs[:, -1:]`.
         """
         if memory is None:
-            return super().generate(inputs, generation_config, *args, **kwargs)
+            return super().generate(inputs, generation_config, *args, **kwargs)  # pyright: ignore
         ids = kwargs.pop("input_ids", None) if inputs is None else inputs
         if ids is None or kwargs.get("cache") is not None:
             raise ValueError("generation from a memory takes input_ids, and no cache beside the memory")
@@ -132,7 +138,7 @@ class MemoryGenerationMixin(GenerationMixin):
         mask = kwargs.pop("attention_mask", None)
         mask = torch.ones_like(ids) if mask is None else mask
         if not bool(mask.all()):
-            raise ValueError("padding between a memory and a prompt: read inputs[:, :-1] and go on from inputs[:, -1:]")
+            raise ValueError("padding between a memory and a prompt: read inputs[:, :-1], go on from inputs[:, -1:]")
         cache, remembered = self.memory_to_cache(memory)
         settings = (kwargs, vars(generation_config or self.generation_config), vars(self.generation_config))
         names = ("num_beams", "num_return_sequences")
@@ -140,7 +146,7 @@ class MemoryGenerationMixin(GenerationMixin):
         if copies > 1:
             cache.batch_repeat_interleave(copies)
         kwargs |= {"cache": cache, "attention_mask": torch.cat([remembered.to(mask), mask], 1), "use_cache": True}
-        return super().generate(ids, generation_config, *args, **kwargs)
+        return super().generate(ids, generation_config, *args, **kwargs)  # pyright: ignore
 
     def _needs_memory(self, method: str) -> None:
         if self.config.mem_len == 0:

@@ -115,7 +115,9 @@ class Streams:
             order = torch.cat([*spans, place.new_empty(0)])
             place[row, : len(order)] = order
         place = place.view(-1, self.block_size)
-        table = {name: values[place].masked_fill(place < 0, _filler(name)) for name, values in self.columns.items()}
+        table: dict[str, Any] = {
+            name: values[place].masked_fill(place < 0, _filler(name)) for name, values in self.columns.items()
+        }
         if (place < 0).any():
             table["attention_mask"] = (place >= 0).long()
         return LaneView(StackDataset(**table), rows)

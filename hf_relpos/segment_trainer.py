@@ -39,6 +39,9 @@ class SegmentTrainer(Trainer):
         eval_streams: cut the evaluation text into this many equal streams instead of its documents.
     """
 
+    model: Any
+    eval_dataset: Any
+
     def __init__(self, *args: Any, eval_streams: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._refuse_what_breaks_lanes()
@@ -46,7 +49,7 @@ class SegmentTrainer(Trainer):
         self.label_names = ["shift_labels"]
         if self.compute_loss_func is None:  # the stock smoothing would shift the labels of a segment once more
             self.compute_loss_func, self.label_smoother = self.label_smoother, None
-        self._eval_loaders: dict[int, tuple[Any, DataLoader]] = {}
+        self._eval_loaders: dict[tuple, tuple[Any, DataLoader]] = {}
         self._forget()
         if self.train_dataset is not None:
             self._train_lanes()
@@ -71,7 +74,7 @@ class SegmentTrainer(Trainer):
         self._memories: dict[int, SegmentMemory] = {}  # training, one for each batch of an accumulation window
         self._micro_step = 0
         self._eval_memory: SegmentMemory | None = None
-        self._eval_sums: torch.Tensor | int = 0
+        self._eval_sums: Any = 0
 
     # Data
 
@@ -86,7 +89,7 @@ class SegmentTrainer(Trainer):
         return self._loader(self._train_lanes(), "Training", self._train_batch_size, is_training=True)
 
     def _loader(self, lanes: LaneView, description: str, batch_size: int, is_training: bool = False) -> DataLoader:
-        loader = self._get_dataloader(lanes, description, batch_size, SequentialSampler, is_training)
+        loader = self._get_dataloader(lanes, description, batch_size, SequentialSampler, is_training)  # pyright: ignore
         # Each reading draws a seed for its workers; drawn from the common generator, it would shift the dropout.
         getattr(loader, "base_dataloader", loader).generator = torch.Generator().manual_seed(self.args.seed)
         return loader
@@ -146,13 +149,13 @@ class SegmentTrainer(Trainer):
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         self._eval_memory, self._eval_sums = None, 0
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        sums = self.accelerator.reduce(self._eval_sums, "sum").cpu().numpy()
+        sums: Any = self.accelerator.reduce(self._eval_sums, "sum")
         self._eval_memory = None
-        exact = denumpify_detensorize(language_model_metrics(EvalPrediction(sums[None], None)))
-        exact = {f"{metric_key_prefix}_{name}": value for name, value in exact.items()}
+        exact: Any = language_model_metrics(EvalPrediction(sums[None].cpu().numpy(), None))  # pyright: ignore
+        exact = denumpify_detensorize({f"{metric_key_prefix}_{name}": value for name, value in exact.items()})
         loss = f"{metric_key_prefix}_loss"
         # Only the loss is taken from `compute_metrics`: its other names mean what its author says.
-        return output._replace(metrics=exact | output.metrics | {loss: exact[loss]})
+        return output._replace(metrics=exact | (output.metrics or {}) | {loss: exact[loss]})
 
     # Checkpoints
 

@@ -9,7 +9,7 @@ from hf_relpos.blocks import cut_blocks
 from hf_relpos.segment_trainer import SegmentTrainer
 
 VOCABULARY, END = 37, 36
-MEMORY_SCHEMES = [name for name, scheme in SCHEMES.items() if "memory" not in scheme.refuses]
+MEMORY_SCHEMES = [name for name, scheme in SCHEMES.items() if not {"causal", "memory"} & scheme.refuses.keys()]
 
 
 def make_documents(*lengths, seed=0):

@@ -28,7 +28,7 @@ def checkpoints(folder):
         {},
         {"dataloader_num_workers": 1},
         {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
-        {"activation_checkpointing": True},
+        {"gradient_checkpointing": True},
         {"eval_strategy": "steps", "eval_steps": 1},
         {"bf16": True},
     ],
