@@ -91,6 +91,9 @@ class RunArguments(TrainingArguments):
     muon_learning_rate: float | None = argument(
         None, "Train the matrices of the layers by Muon at this learning rate; the rest by AdamW at learning_rate."
     )
+    position_learning_rate: float | None = argument(
+        None, "Learning rate of the tables of position schemes; default: learning_rate."
+    )
     bf16_if_fast: bool = argument(False, "bf16 autocast, where the processor computes in it; else float32.")
     sample_prompt: str | None = argument(None, "Text to continue after training; default: from the validation text.")
     sample_tokens: int = argument(200, "Tokens to sample after training; 0 turns the sample off.")

@@ -1,4 +1,7 @@
-"""Muon for the matrices of the layers and AdamW for the rest, as one optimizer that `Trainer` can schedule, save and resume."""
+"""Learning rates by kind of parameter: Muon for the matrices of the layers, a rate of their own for position tables, AdamW for the rest.
+
+`Trainer` schedules, saves and resumes what `OptimizerFactory` makes.
+"""
 
 from typing import Any
 
@@ -6,38 +9,40 @@ import torch
 from torch import nn
 
 
+def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The trainable parameters of a model by kind.
+
+    Returns:
+        "matrices": the projections inside the layers; "positions": tables and numbers that position schemes own themselves;
+        "decayed": all other matrices; "plain": what weight decay does not touch.
+    """
+    kinds: dict[str, list[nn.Parameter]] = {"matrices": [], "positions": [], "decayed": [], "plain": []}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        owned = name.rpartition("position_schemes.")[2] if "position_schemes." in name else ""
+        if owned.count(".") == 1 and not owned.endswith("position_embeddings"):
+            kinds["positions"].append(parameter)
+        elif "layers." in name and parameter.dim() == 2:
+            kinds["matrices"].append(parameter)
+        else:
+            kinds["decayed" if parameter.dim() > 1 else "plain"].append(parameter)
+    return kinds
+
+
 class MuonWithAdamW(torch.optim.Optimizer):
     """Two optimizers of torch behind one face.
 
     Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) orthogonalises the momentum of each matrix, which suits
-    the projections inside the layers; embeddings, norms, biases and position tables are AdamW's.
+    the projections inside the layers.
 
     Args:
-        model: the model; the two-dimensional parameters of its `layers` go to Muon.
-        muon_learning_rate: Muon's learning rate.
-        learning_rate, weight_decay, betas, eps: AdamW's; the weight decay holds for Muon and for AdamW's matrices.
+        muon: the optimizer of the matrices.
+        adamw: the optimizer of everything else.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        muon_learning_rate: float,
-        learning_rate: float,
-        weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-    ) -> None:
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        matrices = [parameter for name, parameter in named if "layers." in name and parameter.dim() == 2]
-        taken = {id(parameter) for parameter in matrices}
-        others = [parameter for _, parameter in named if id(parameter) not in taken]
-        if not matrices or not others:
-            raise ValueError(f"Muon finds {len(matrices)} matrices in layers and {len(others)} other parameters: it needs both")
-        self.muon = torch.optim.Muon(matrices, lr=muon_learning_rate, weight_decay=weight_decay)
-        decayed = {"params": [p for p in others if p.dim() > 1], "weight_decay": weight_decay}
-        plain = {"params": [p for p in others if p.dim() <= 1], "weight_decay": 0.0}
-        groups = [group for group in (decayed, plain) if group["params"]]
-        self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
+    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
+        self.muon, self.adamw = muon, adamw
         super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
         self._share_groups()
 
@@ -66,8 +71,38 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.param_groups[:] = [*self.muon.param_groups, *self.adamw.param_groups]
 
 
-class MuonFactory:
-    """What `Trainer(optimizer_cls_and_kwargs=(MuonFactory, {...}))` calls with the model and the keyword arguments."""
+class OptimizerFactory:
+    """What `Trainer(optimizer_cls_and_kwargs=(OptimizerFactory, {...}))` calls with the model and the keyword arguments."""
 
-    def __call__(self, model: nn.Module, **kwargs: Any) -> MuonWithAdamW:
-        return MuonWithAdamW(model, **kwargs)
+    def __call__(
+        self,
+        model: nn.Module,
+        learning_rate: float,
+        muon_learning_rate: float | None = None,
+        position_learning_rate: float | None = None,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> torch.optim.Optimizer:
+        """The optimizer of a model.
+
+        Args:
+            model: the model.
+            learning_rate, weight_decay, betas, eps: AdamW's; the weight decay holds for all matrices.
+            muon_learning_rate: Muon's, for the matrices of the layers; None leaves them to AdamW.
+            position_learning_rate: of position tables, which start near 0 and must grow to the size of scores; by default as all.
+        """
+        kinds = split_parameters(model)
+        if muon_learning_rate is not None and not kinds["matrices"]:
+            raise ValueError(f"muon_learning_rate={muon_learning_rate}: the model has no matrices in layers")
+        decayed = kinds["decayed"] + (kinds["matrices"] if muon_learning_rate is None else [])
+        groups = [
+            {"params": decayed, "weight_decay": weight_decay},
+            {"params": kinds["plain"], "weight_decay": 0.0},
+            {"params": kinds["positions"], "weight_decay": 0.0, "lr": position_learning_rate or learning_rate},
+        ]
+        groups = [group for group in groups if group["params"]]
+        adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
+        if muon_learning_rate is None:
+            return adamw
+        return MuonWithAdamW(torch.optim.Muon(kinds["matrices"], lr=muon_learning_rate, weight_decay=weight_decay), adamw)

@@ -25,7 +25,7 @@ from hf_relpos.building import build_config, build_model, is_masked
 from hf_relpos.cards import SAMPLE, write_model_card
 from hf_relpos.data import Documents, describe_documents, describe_source, load_documents
 from hf_relpos.evaluation import language_model_metrics, score_rows
-from hf_relpos.optimization import MuonFactory
+from hf_relpos.optimization import OptimizerFactory
 from hf_relpos.report import compressed_bits_per_byte, format_summary, sample
 from hf_relpos.run_folder import check_output_dir, describe_run, find_checkpoint, start_folder
 from hf_relpos.segment_trainer import SegmentTrainer
@@ -126,16 +126,17 @@ def build_trainer(
         processing_class=tokenizer,
         compute_metrics=partial(language_model_metrics, byte_count=validation and validation.byte_count),
         preprocess_logits_for_metrics=score_rows,
-        optimizer_cls_and_kwargs=_muon(args),
+        optimizer_cls_and_kwargs=_own_optimizer(args),
     )
 
 
-def _muon(args: RunArguments) -> tuple[Any, dict[str, Any]] | None:
-    """Muon for the matrices of the layers, when its learning rate is given; else Trainer makes `--optim`."""
-    if args.muon_learning_rate is None:
+def _own_optimizer(args: RunArguments) -> tuple[Any, dict[str, Any]] | None:
+    """An optimizer with rates by kind of parameter, when one is given; else Trainer makes `--optim`."""
+    if args.muon_learning_rate is None and args.position_learning_rate is None:
         return None
-    return MuonFactory, {
+    return OptimizerFactory, {
         "muon_learning_rate": args.muon_learning_rate,
+        "position_learning_rate": args.position_learning_rate,
         "learning_rate": args.learning_rate,
         "weight_decay": args.weight_decay,
         "betas": (args.adam_beta1, args.adam_beta2),

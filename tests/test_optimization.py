@@ -7,7 +7,7 @@ import torch
 
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderForCausalLM
-from hf_relpos.optimization import MuonFactory
+from hf_relpos.optimization import OptimizerFactory
 
 
 def small_model() -> RelPosDecoderForCausalLM:
@@ -27,7 +27,7 @@ def take_steps(model, optimizer, count: int, seed: int) -> None:
 
 def test_every_parameter_has_exactly_one_optimizer() -> None:
     model = small_model()
-    optimizer = MuonFactory()(model, muon_learning_rate=0.02, learning_rate=1e-3, weight_decay=0.1)
+    optimizer = OptimizerFactory()(model, muon_learning_rate=0.02, learning_rate=1e-3, weight_decay=0.1)
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
     by_muon = {id(parameter) for group in optimizer.muon.param_groups for parameter in group["params"]}
@@ -36,7 +36,7 @@ def test_every_parameter_has_exactly_one_optimizer() -> None:
 
 
 def test_a_schedule_reaches_both() -> None:
-    optimizer = MuonFactory()(small_model(), muon_learning_rate=0.02, learning_rate=1e-3)
+    optimizer = OptimizerFactory()(small_model(), muon_learning_rate=0.02, learning_rate=1e-3)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
     assert optimizer.muon.param_groups[0]["lr"] == pytest.approx(0.01)
     assert optimizer.adamw.param_groups[0]["lr"] == pytest.approx(5e-4)
@@ -44,18 +44,28 @@ def test_a_schedule_reaches_both() -> None:
 
 def test_a_saved_state_resumes_bit_for_bit() -> None:
     model = small_model()
-    optimizer = MuonFactory()(model, muon_learning_rate=0.02, learning_rate=1e-3)
+    optimizer = OptimizerFactory()(model, muon_learning_rate=0.02, learning_rate=1e-3)
     take_steps(model, optimizer, 3, seed=1)
     weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
     take_steps(model, optimizer, 2, seed=2)
     resumed = small_model()
     resumed.load_state_dict(weights)
-    other = MuonFactory()(resumed, muon_learning_rate=0.02, learning_rate=1e-3)
+    other = OptimizerFactory()(resumed, muon_learning_rate=0.02, learning_rate=1e-3)
     other.load_state_dict(state)
     take_steps(resumed, other, 2, seed=2)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
 
 
+def test_position_tables_have_a_rate_of_their_own() -> None:
+    model = small_model()
+    optimizer = OptimizerFactory()(model, learning_rate=1e-3, position_learning_rate=1e-2, weight_decay=0.1)
+    rates = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    scheme = model.model.position_schemes[0]
+    assert rates[id(scheme.key_offset)] == (1e-2, 0.0)
+    assert rates[id(scheme.distance_projection.weight)] == (1e-3, 0.1)
+    assert len(rates) == len(list(model.parameters()))
+
+
 def test_a_model_without_layers_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 matrices in layers"):
-        MuonFactory()(torch.nn.Linear(4, 4), muon_learning_rate=0.02, learning_rate=1e-3)
+    with pytest.raises(ValueError, match="no matrices in layers"):
+        OptimizerFactory()(torch.nn.Linear(4, 4), muon_learning_rate=0.02, learning_rate=1e-3)
