@@ -1,6 +1,7 @@
 """Layers, stacks and heads of the relative-position models."""
 
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -196,12 +197,13 @@ class RelPosStack(RelPosPreTrainedModel):
         super().__init__(config)
         embedding_size = config.embedding_size or config.hidden_size
         self.embed_tokens = nn.Embedding(config.vocab_size, embedding_size, config.pad_token_id)
-        self.embed_types = nn.Embedding(config.type_vocab_size, embedding_size) if config.type_vocab_size else None
         same = embedding_size == config.hidden_size
         self.embed_projection = None if same else nn.Linear(embedding_size, config.hidden_size, bias=False)
         self.embed_norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         schemes, self.scheme_of_layer = build_schemes(config)
+        types = 0 if any(scheme.reads_token_types for scheme in schemes) else config.type_vocab_size
+        self.embed_types = nn.Embedding(types, embedding_size) if types else None
         self.position_schemes = nn.ModuleList(schemes)
         self.layers = nn.ModuleList(RelPosLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = make_norm(config, config.hidden_size) if config.norm_position == "pre" else None
@@ -308,6 +310,7 @@ class RelPosEncoderModel(RelPosStack):
             position_ids=position_ids,
             reset_mask=reset_mask,
         )
+        positions = replace(positions, token_types=token_type_ids)
         hidden_states = self._enter(embeds, positions, token_type_ids)
         hidden_states, _ = self._run_layers(hidden_states, positions, force_eager=force_eager)
         return BaseModelOutput(last_hidden_state=hidden_states)

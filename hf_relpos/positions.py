@@ -62,6 +62,7 @@ class Positions:
         query_document, key_document: `(batch, query)` and `(batch, key)` number of the document; None when there is one.
         gaps: `(batch, key)` padding that stands between a row's first token and each key; None when tokens are contiguous.
         given_mask: `(batch|1, 1, query, key)` a mask made by the caller, which then replaces all of the above.
+        token_types: `(batch, key)` the segment of each token, in an encoder whose scheme has terms for it; None else.
         dtype: of angles and distances in formulas: float32, or float64 in a float64 model.
     """
 
@@ -79,6 +80,7 @@ class Positions:
     key_document: torch.Tensor | None = None
     gaps: torch.Tensor | None = None
     given_mask: torch.Tensor | None = None
+    token_types: torch.Tensor | None = None
     dtype: torch.dtype = torch.float32
 
     @property

@@ -137,6 +137,8 @@ class PositionScheme(nn.Module):
     """Whether the scheme adds to the embeddings, once for the whole stack, instead of acting in each layer."""
     serves_all_layers: ClassVar[bool] = False
     """Whether one instance serves all layers of this scheme, whatever `share_positions` says."""
+    reads_token_types: ClassVar[bool] = False
+    """Whether token types enter by the scheme's own term, `positions.token_types`, instead of by embeddings."""
     source: ClassVar[str] = ""
     """The paper."""
 

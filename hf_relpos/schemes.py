@@ -17,6 +17,7 @@ from .schemes_disentangled import Deberta
 from .schemes_query import Music
 from .schemes_query import Shaw
 from .schemes_query import TransformerXL
+from .schemes_query import XLNet
 from .schemes_rotary import RoPE
 from .schemes_rotary import XPos
 
@@ -28,6 +29,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "shaw": Shaw,
     "t5": T5,
     "transformer_xl": TransformerXL,
+    "xlnet": XLNet,
     "music": Music,
     "rope": RoPE,
     "xpos": XPos,

@@ -1,5 +1,6 @@
 """Schemes in which a vector per distance meets the query."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -127,6 +128,49 @@ class TransformerXL(PositionScheme):
             key_offset=self.key_offset,
             distance_offset=self.distance_offset,
         )
+
+
+class XLNet(TransformerXL):
+    """Transformer-XL's terms in both directions, and one for tokens of the same or another segment (arXiv 1906.08237).
+
+    The term of segments, (q_i + s) . e[same or not] / sqrt(d), exists in an encoder with `type_vocab_size`, in place
+    of embeddings of types, and is added when `token_type_ids` are given (section 2.5). A decoder is `attn_type="uni"`
+    of the released code; memory and cache hold no types.
+    """
+
+    reads_token_types = True
+    source = "arXiv 1906.08237, sections 2.4 and 2.5"
+
+    @classmethod
+    def check(cls, config: Any, parameters: dict[str, Any]) -> None:
+        if config.causal and config.type_vocab_size:
+            raise ValueError(
+                f"type_vocab_size={config.type_vocab_size} is refused for position_scheme 'xlnet' in a decoder: "
+                "memory and cache hold no token types; use 0"
+            )
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.has_segments: bool = config.type_vocab_size > 0
+        if self.has_segments:
+            self.segment_table = nn.Parameter(torch.empty(2, self.heads, self.head_dim))
+            self.segment_offset = nn.Parameter(torch.empty(self.heads, self.head_dim))
+
+    def initialize(self, std: float) -> None:
+        super().initialize(std)
+        if self.has_segments:
+            init.normal_(self.segment_table, std=std)
+            init.normal_(self.segment_offset, std=std)
+
+    def score_terms(
+        self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> ScoreTerms:
+        terms, types = super().score_terms(positions, prepared, query, key), positions.token_types
+        if types is None or not self.has_segments:
+            return terms
+        met = (query + self.segment_offset[:, None]) * self.scale() @ self.segment_table.permute(1, 2, 0)
+        same = (types[:, :, None] == types[:, None, :])[:, None]
+        return replace(terms, dense=torch.where(same, met[..., :1], met[..., 1:]))
 
 
 class Music(PositionScheme):

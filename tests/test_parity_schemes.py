@@ -1,14 +1,16 @@
 """Schemes against the implementations of other people that are installed, on the same weights."""
 
+import re
 from typing import Any
 
 import parity
 import pytest
 import torch
 import transformers
+from matrix import ids_of
 from transformers.models.llama import modeling_llama as llama
 
-from hf_relpos import RelPosDecoderConfig, RelPosEncoderConfig, RelPosEncoderModel
+from hf_relpos import RelPosDecoderConfig, RelPosDecoderModel, RelPosEncoderConfig, RelPosEncoderModel
 from hf_relpos.position_builder import build_positions
 from hf_relpos.positions import Positions
 from hf_relpos.schemes import build_scheme
@@ -136,3 +138,65 @@ def test_deberta_v2(terms: str, types: list[str], projections: str, buckets: int
     weights = parity.renamed(theirs.state_dict(), *DEBERTA_RULES)
     for inputs in ({}, {"attention_mask": parity.left_padding().flip(1)}):
         parity.assert_same(ours, theirs, weights, parity.FLOAT32, "last_hidden_state", **inputs)
+
+
+def xlnet_weights(weights: parity.Weights, segments: bool) -> parity.Weights:
+    """XLNet's weights by this package's names: its projections are stored by heads, and from input to output."""
+    flat = {
+        name: weight.flatten(1).T if re.fullmatch(r".*rel_attn\.[qkvr]", name) else weight
+        for name, weight in weights.items()
+    }
+    flat = {name: weight.flatten(1) if name.endswith("rel_attn.o") else weight for name, weight in flat.items()}
+    return parity.renamed(
+        flat,
+        (r"mask_emb", ""),
+        (r"word_embedding\.weight", "embed_tokens.weight"),
+        (r"layer\.(\d+)\.rel_attn\.([qkvo])", r"layers.\1.attention.\2_proj.weight"),
+        (r"layer\.(\d+)\.rel_attn\.r", r"position_schemes.\1.distance_projection.weight"),
+        (r"layer\.(\d+)\.rel_attn\.r_w_bias", r"position_schemes.\1.key_offset"),
+        (r"layer\.(\d+)\.rel_attn\.r_r_bias", r"position_schemes.\1.distance_offset"),
+        (r"layer\.(\d+)\.rel_attn\.r_s_bias", r"position_schemes.\1.segment_offset" if segments else ""),
+        (r"layer\.(\d+)\.rel_attn\.seg_embed", r"position_schemes.\1.segment_table" if segments else ""),
+        (r"layer\.(\d+)\.rel_attn\.layer_norm\.(\w+)", r"layers.\1.attention_norm.\2"),
+        (r"layer\.(\d+)\.ff\.layer_1\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
+        (r"layer\.(\d+)\.ff\.layer_2\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
+        (r"layer\.(\d+)\.ff\.layer_norm\.(\w+)", r"layers.\1.mlp_norm.\2"),
+    )
+
+
+def xlnet(**fields: Any) -> tuple[Any, dict[str, Any]]:
+    """A model of transformers, and what the same model is called here."""
+    config = transformers.XLNetConfig(
+        vocab_size=37, d_model=48, n_layer=2, n_head=6, d_inner=60, dropout=0.0, ff_activation="gelu", **fields
+    )
+    settings = {"intermediate_size": 60, "norm_position": "post", "mlp_bias": True, "layer_norm_eps": 1e-12}
+    return parity.randomised(transformers.XLNetModel(config)), {**parity.SIZES, **settings, "position_scheme": "xlnet"}
+
+
+@pytest.mark.parametrize("clamp", [-1, 4])
+def test_xlnet_in_both_directions(clamp: int) -> None:
+    """With two segments and padding, and without either."""
+    theirs, settings = xlnet(attn_type="bi", clamp_len=clamp, mem_len=None)
+    settings["position_parameters"] = {"clamp_len": None if clamp < 0 else clamp}
+    ours = RelPosEncoderModel(RelPosEncoderConfig(**settings, type_vocab_size=2))
+    assert ours.embed_types is None, "types enter by their own term"
+    weights = xlnet_weights(theirs.state_dict(), segments=True)
+    types = (ids_of() % 2).long()
+    for inputs in ({}, {"token_type_ids": types, "attention_mask": parity.left_padding()}, {"token_type_ids": types}):
+        parity.assert_same(ours, theirs, weights, parity.FLOAT32, "last_hidden_state", **inputs)
+    with torch.no_grad():
+        typed, plain = (ours(ids_of(), token_type_ids=given).last_hidden_state for given in (types, None))
+    assert not torch.allclose(typed, plain)
+
+
+@torch.no_grad()
+def test_xlnet_in_one_direction_with_memory() -> None:
+    """`attn_type="uni"` over three segments; the memory holds fewer tokens than a segment."""
+    theirs, settings = xlnet(attn_type="uni", mem_len=5)
+    ours = RelPosDecoderModel(RelPosDecoderConfig(**settings, mem_len=5, sliding_window=None)).double().eval()
+    ours.load_state_dict(xlnet_weights(theirs.state_dict(), segments=False))
+    memory = memories = None
+    for seed in range(3):
+        found, wanted = ours(ids_of(seed=seed), memory=memory), theirs(ids_of(seed=seed), mems=memories, use_mems=True)
+        torch.testing.assert_close(found.last_hidden_state, wanted.last_hidden_state, **parity.FLOAT32)
+        memory, memories = found.memory, wanted.mems

@@ -178,3 +178,13 @@ def test_deberta_has_one_table() -> None:
 def test_deberta_refusals() -> None:
     refuse("decoder", "deberta", {}, "'deberta' is refused for a causal model: it is defined for bidirectional")
     refuse("encoder", "deberta", {"max_distance": 5, "num_buckets": 8}, "max_distance=5 is not allowed: more than 5")
+
+
+def test_xlnet_refuses_types_in_a_decoder() -> None:
+    refuse(
+        "decoder",
+        "xlnet",
+        {},
+        "type_vocab_size=2 is refused for position_scheme 'xlnet' in a decoder",
+        type_vocab_size=2,
+    )
