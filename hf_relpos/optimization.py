@@ -43,7 +43,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
         self.muon, self.adamw = muon, adamw
-        super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
+        super().__init__([*muon.param_groups, *adamw.param_groups], {"lr": adamw.defaults["lr"]})
         self._share_groups()
 
     def _share_groups(self) -> None:
