@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .blockwise import blockwise_attention
@@ -118,9 +119,12 @@ class RelPosAttention(nn.Module):
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         query, key = scheme.meet(query, key, prepared)
-        implementation = "eager" if force_eager else self.config._attn_implementation or "eager"
+        implementation = self._implementation(force_eager)
         output, probabilities = self._attend(implementation, query, key, value, scheme, positions, prepared)
         return self.o_proj(output.flatten(2)), probabilities
+
+    def _implementation(self, force_eager: bool) -> str:
+        return "eager" if force_eager else self.config._attn_implementation or "eager"
 
     def _goes_blockwise(self, terms: ScoreTerms, positions: Positions) -> bool:
         """Whether `sdpa` runs block by block: whenever it can, unless so few pairs are scored that one dense bias is faster."""
@@ -157,16 +161,78 @@ class RelPosAttention(nn.Module):
                 query = query + terms.key_offset[:, None].to(query.dtype)
         if implementation == "flex_attention" and bias is not None:
             bias = bias.expand(query.shape[0], -1, -1, -1)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        return attend(
-            self,
+        return self._call_backend(
+            implementation,
             query,
             key,
             value,
-            backend_mask(positions, implementation, query.shape[0], query.dtype),
-            dropout=self.attention_dropout if self.training else 0.0,
+            positions,
             scaling=scheme.scale(),
-            is_causal=self.is_causal,
             position_bias=bias,
             value_term=lambda probabilities: scheme.value_term(probabilities, positions),
         )
+
+    def _call_backend(
+        self,
+        implementation: str,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        positions: Positions,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Call an attention function of transformers; the output is `(batch, query, heads, head_dim)`."""
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        mask = backend_mask(positions, implementation, query.shape[0], query.dtype)
+        dropout = self.attention_dropout if self.training else 0.0
+        return attend(self, query, key, value, mask, dropout=dropout, is_causal=self.is_causal, **kwargs)
+
+
+class RelPosCrossAttention(RelPosAttention):
+    """Attention to the encoder's output: no scheme acts, and a cached source is projected once."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.is_causal = False
+
+    def _project_source(
+        self, source: torch.Tensor, cache: EncoderDecoderCache | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the source, `(batch, kv_heads, source, head_dim)` each; cached ones where there are any."""
+        if cache is not None and cache.is_updated.get(self.layer_idx):
+            cached = cache.cross_attention_cache.layers[self.layer_idx]
+            return cached.keys, cached.values
+        key, value = self._heads(self.k_proj(source)), self._heads(self.v_proj(source))
+        if cache is not None:
+            key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
+            cache.is_updated[self.layer_idx] = True
+        return key, value
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        source: torch.Tensor,
+        positions: Positions,
+        scaling: float,
+        cache: EncoderDecoderCache | None = None,
+        force_eager: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend from `hidden_states (batch, query, hidden_size)` to `source (batch, source, hidden_size)`.
+
+        Args:
+            hidden_states: what asks.
+            source: the encoder's output.
+            positions: which keys of the source are padding (`source_positions`).
+            scaling: factor on the scores: that of the layer's scheme, so that T5 scales nowhere.
+            cache: key/value cache of decoder and source.
+            force_eager: compute probabilities whatever the backend.
+
+        Returns:
+            The output `(batch, query, hidden_size)` and the probabilities `(batch, heads, query, source)` or None.
+        """
+        query = self._heads(self.q_proj(hidden_states))
+        key, value = self._project_source(source, cache)
+        output, probabilities = self._call_backend(
+            self._implementation(force_eager), query, key, value, positions, scaling=scaling
+        )
+        return self.o_proj(output.flatten(2)), probabilities

@@ -101,16 +101,24 @@ class RelPosConfig(PreTrainedConfig):
         self._complete_heads()
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
-        if self.scale_embedding is None:
-            self.scale_embedding = self.position_scheme == "sinusoidal"
         if self.position_parameters is None:
             self.position_parameters = {}
         if self.parallel_residual and self.norm_position == "post":
             raise ValueError("parallel_residual=True needs norm_position='pre': both sub-layers read one normalised input")
-        check_schemes(self)
+        self._check_positions()
         kwargs.pop("auto_map", None)
         super().__post_init__(**kwargs)
         self.auto_map = dict(self.family_auto_map)
+
+    def _check_positions(self) -> None:
+        """Complete what depends on the scheme, and refuse schemes, parameters and combinations without meaning."""
+        if self.scale_embedding is None:
+            self.scale_embedding = self.position_scheme == "sinusoidal"
+        check_schemes(self)
+
+    def stacks(self) -> tuple["RelPosConfig", ...]:
+        """The configuration of each stack of layers: this one."""
+        return (self,)
 
     def _complete_heads(self) -> None:
         """Derive the head size and the number of key and value heads, or refuse numbers that do not divide."""

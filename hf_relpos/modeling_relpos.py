@@ -10,7 +10,6 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.cache_utils import DynamicCache
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.modeling_outputs import MultipleChoiceModelOutput
@@ -29,6 +28,8 @@ from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos import RelPosEncoderConfig
 from .position_builder import build_positions
 from .generation_relpos import MemoryGenerationMixin
+from .layers import RelPosLayer
+from .layers import make_norm
 from .positions import Positions
 from .scheme_base import PositionScheme
 from .schemes import build_schemes
@@ -76,60 +77,6 @@ class RelPosCausalLMOutput(ModelOutput):
     attentions: tuple[torch.Tensor, ...] | None = None
 
 
-def make_norm(config: RelPosConfig, size: int) -> nn.Module:
-    """The normalisation that the configuration names."""
-    if config.norm_type == "rms_norm":
-        return nn.RMSNorm(size, eps=config.layer_norm_eps)
-    return nn.LayerNorm(size, eps=config.layer_norm_eps, bias=config.norm_bias)
-
-
-class RelPosMLP(nn.Module):
-    """Feed-forward layer, gated or not."""
-
-    def __init__(self, config: RelPosConfig) -> None:
-        super().__init__()
-        size, inner = config.hidden_size, config.intermediate_size
-        self.up_proj = nn.Linear(size, inner, bias=config.mlp_bias)
-        self.gate_proj = nn.Linear(size, inner, bias=config.mlp_bias) if config.gated_mlp else None
-        self.down_proj = nn.Linear(inner, size, bias=config.mlp_bias)
-        self.act = ACT2FN[config.hidden_act]
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        up = self.up_proj(hidden_states)
-        inner = self.act(up) if self.gate_proj is None else self.act(self.gate_proj(hidden_states)) * up
-        return self.down_proj(inner)
-
-
-class RelPosLayer(GradientCheckpointingLayer):
-    """Attention and feed-forward with residuals, normalised before (pre) or after (post) each sub-layer."""
-
-    def __init__(self, config: RelPosConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.pre_norm = config.norm_position == "pre"
-        self.parallel = config.parallel_residual
-        self.attention = RelPosAttention(config, layer_idx)
-        self.mlp = RelPosMLP(config)
-        self.attention_norm = make_norm(config, config.hidden_size)
-        self.mlp_norm = make_norm(config, config.hidden_size)
-        self.dropout = nn.Dropout(config.hidden_dropout)
-
-    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
-        """One layer over `(batch, query, hidden_size)`, with `memory (batch, slots, hidden_size)` in front of the keys.
-
-        The memory holds inputs of this layer as they were, so a pre-norm layer normalises it like the segment.
-        """
-        context = hidden_states if memory is None else torch.cat([memory, hidden_states], 1)
-        if self.pre_norm:
-            context = self.attention_norm(context)
-        query = context[:, -hidden_states.shape[1] :] if self.pre_norm else hidden_states
-        attended = self.dropout(self.attention(query, context, **kwargs)[0])
-        if not self.pre_norm:
-            hidden_states = self.attention_norm(hidden_states + attended)
-            return self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states)))
-        middle = hidden_states + attended
-        return middle + self.dropout(self.mlp(self.mlp_norm(hidden_states if self.parallel else middle)))
-
-
 class RelPosPreTrainedModel(PreTrainedModel):
     """Weights, backends and conventions that all models share."""
 
@@ -150,16 +97,21 @@ class RelPosPreTrainedModel(PreTrainedModel):
         if isinstance(module, PositionScheme):
             module.initialize(self.config.initializer_range)
         elif isinstance(module, RelPosLayer) and module.pre_norm:
-            std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
-            init.normal_(module.attention.o_proj.weight, std=std)
-            init.normal_(module.mlp.down_proj.weight, std=std)
+            projections = module.output_projections()
+            std = self.config.initializer_range / (len(projections) * self.config.num_hidden_layers) ** 0.5
+            for projection in projections:
+                init.normal_(projection.weight, std=std)
         elif isinstance(module, RelPosStack):
             for layer, index in zip(module.layers, module.scheme_of_layer, strict=True):
                 gain = module.position_schemes[index].query_gain()
                 init.normal_(layer.attention.q_proj.weight, std=self.config.initializer_range * gain)
 
+    def _eager_reason(self) -> str | None:
+        reasons = map(probabilities_reason, self.config.stacks())
+        return next(filter(None, reasons), None)
+
     def _refuse_fused(self, implementation: str) -> None:
-        reason = probabilities_reason(self.config)
+        reason = self._eager_reason()
         if reason is not None:
             raise ValueError(f"attn_implementation={implementation!r} cannot do this scheme: {reason}; use 'eager'")
 
@@ -175,7 +127,7 @@ class RelPosPreTrainedModel(PreTrainedModel):
         """As in transformers; when nothing was asked for and the default cannot do the scheme, the fallback is logged."""
         chosen = super().get_correct_attn_implementation(requested_attention, is_init_check)
         if requested_attention is None and chosen == "eager":
-            logger.warning_once(f"attn_implementation falls back to 'eager': {probabilities_reason(self.config)}")
+            logger.warning_once(f"attn_implementation falls back to 'eager': {self._eager_reason()}")
         return chosen
 
     def _token_loss(self, logits: torch.Tensor, labels: torch.Tensor, shifted: bool, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -193,6 +145,8 @@ class RelPosPreTrainedModel(PreTrainedModel):
 class RelPosStack(RelPosPreTrainedModel):
     """Embeddings, position schemes and layers: what the encoder and the decoder share."""
 
+    layer_class: type[RelPosLayer] = RelPosLayer
+
     def __init__(self, config: RelPosConfig) -> None:
         super().__init__(config)
         embedding_size = config.embedding_size or config.hidden_size
@@ -205,7 +159,7 @@ class RelPosStack(RelPosPreTrainedModel):
         types = 0 if any(scheme.reads_token_types for scheme in schemes) else config.type_vocab_size
         self.embed_types = nn.Embedding(types, embedding_size) if types else None
         self.position_schemes = nn.ModuleList(schemes)
-        self.layers = nn.ModuleList(RelPosLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.layer_class(config, index) for index in range(config.num_hidden_layers))
         self.norm = make_norm(config, config.hidden_size) if config.norm_position == "pre" else None
         self.gradient_checkpointing = False
         self.post_init()
@@ -244,8 +198,13 @@ class RelPosStack(RelPosPreTrainedModel):
         memory: SegmentMemory | None = None,
         cache: Cache | None = None,
         force_eager: bool = False,
+        source: tuple[torch.Tensor, Positions] | tuple[()] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Run all layers; returns the last hidden states `(batch, sequence, hidden_size)` and what entered each layer."""
+        """Run all layers; returns the last hidden states `(batch, sequence, hidden_size)` and what entered each layer.
+
+        A `source` is what the layers of an encoder-decoder attend to beside. It is passed by place, because reentrant
+        gradient checkpointing sends no gradients through keywords.
+        """
         prepared: dict[type, Any] = {}
         for scheme in self.position_schemes:
             if type(scheme) not in prepared:
@@ -257,6 +216,7 @@ class RelPosStack(RelPosPreTrainedModel):
             hidden_states = layer(
                 hidden_states,
                 None if memory is None else memory.hidden[:, index],
+                *source,
                 scheme=scheme,
                 positions=positions,
                 prepared=prepared[type(scheme)],

@@ -132,6 +132,25 @@ def build_positions(
     )
 
 
+def source_positions(queries: int, source: torch.Tensor, attention_mask: torch.Tensor | None) -> Positions:
+    """Positions of attention to another sequence: no distance has a meaning, and only padding is hidden.
+
+    Args:
+        queries: number of queries.
+        source: `(batch, source, hidden_size)` what is attended to.
+        attention_mask: `(batch, source)` 1 for tokens and 0 for padding, or `(batch|1, 1, query, source)` as the source itself
+            was encoded with: what none of its tokens sees is padding. A source without any token is seen whole.
+    """
+    keys, device = source.shape[1], source.device
+    if attention_mask is not None and attention_mask.dim() == 4:
+        attention_mask = as_visible(attention_mask).any(2)[:, 0]
+    valid = key_mask(attention_mask, keys, keys)
+    query, key = torch.arange(queries, device=device)[None], torch.arange(keys, device=device)[None]
+    shown = None if valid is None else (valid | ~valid.any(-1, keepdim=True))[:, None, None].expand(-1, -1, queries, -1)
+    # The queries are numbered as the last keys: without a mask, nothing is then hidden from them.
+    return Positions(query, key, key, query, start=keys - queries, contiguous=True, causal=False, given_mask=shown)
+
+
 def _documents(
     shape: tuple[int, int],
     device: torch.device,

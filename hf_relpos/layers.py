@@ -1,0 +1,75 @@
+"""One layer of a stack, and the parts it is made of."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .attention import RelPosAttention
+from .configuration_relpos import RelPosConfig
+
+
+def make_norm(config: RelPosConfig, size: int) -> nn.Module:
+    """The normalisation that the configuration names."""
+    if config.norm_type == "rms_norm":
+        return nn.RMSNorm(size, eps=config.layer_norm_eps)
+    return nn.LayerNorm(size, eps=config.layer_norm_eps, bias=config.norm_bias)
+
+
+class RelPosMLP(nn.Module):
+    """Feed-forward layer, gated or not."""
+
+    def __init__(self, config: RelPosConfig) -> None:
+        super().__init__()
+        size, inner = config.hidden_size, config.intermediate_size
+        self.up_proj = nn.Linear(size, inner, bias=config.mlp_bias)
+        self.gate_proj = nn.Linear(size, inner, bias=config.mlp_bias) if config.gated_mlp else None
+        self.down_proj = nn.Linear(inner, size, bias=config.mlp_bias)
+        self.act = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        up = self.up_proj(hidden_states)
+        inner = self.act(up) if self.gate_proj is None else self.act(self.gate_proj(hidden_states)) * up
+        return self.down_proj(inner)
+
+
+class RelPosLayer(GradientCheckpointingLayer):
+    """Attention and feed-forward with residuals, normalised before (pre) or after (post) each sub-layer."""
+
+    def __init__(self, config: RelPosConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.pre_norm = config.norm_position == "pre"
+        self.parallel = config.parallel_residual
+        self.attention = RelPosAttention(config, layer_idx)
+        self.mlp = RelPosMLP(config)
+        self.attention_norm = make_norm(config, config.hidden_size)
+        self.mlp_norm = make_norm(config, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        """One layer over `(batch, query, hidden_size)`, with `memory (batch, slots, hidden_size)` in front of the keys.
+
+        The memory holds inputs of this layer as they were, so a pre-norm layer normalises it like the segment.
+        """
+        middle = self._self_attend(hidden_states, memory, **kwargs)
+        return self._feed(middle, hidden_states if self.parallel else middle)
+
+    def _self_attend(self, hidden_states: torch.Tensor, memory: torch.Tensor | None, **kwargs: Any) -> torch.Tensor:
+        context = hidden_states if memory is None else torch.cat([memory, hidden_states], 1)
+        if self.pre_norm:
+            context = self.attention_norm(context)
+        query = context[:, -hidden_states.shape[1] :] if self.pre_norm else hidden_states
+        return self._add(hidden_states, self.attention(query, context, **kwargs)[0], self.attention_norm)
+
+    def _feed(self, residual: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return self._add(residual, self.mlp(self.mlp_norm(source) if self.pre_norm else source), self.mlp_norm)
+
+    def _add(self, residual: torch.Tensor, added: torch.Tensor, norm: nn.Module) -> torch.Tensor:
+        total = residual + self.dropout(added)
+        return total if self.pre_norm else norm(total)
+
+    def output_projections(self) -> list[nn.Linear]:
+        """The layers whose outputs are added to the residual."""
+        return [self.attention.o_proj, self.mlp.down_proj]
