@@ -9,7 +9,9 @@ from transformers import AutoConfig
 
 from hf_relpos.cards import write_model_card
 from hf_relpos.comparison import add_compare
+from hf_relpos.convert import add_convert
 from hf_relpos.report import compressed_bits_per_byte, format_summary
+from hf_relpos.scheme_reference import add_schemes
 from hf_relpos.training import evaluate, prepare
 
 
@@ -20,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_evaluate(commands)
     add_card(commands)
     add_compare(commands)
+    add_schemes(commands)
+    add_convert(commands)
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)  # what follows is for train_lm.py
     arguments = parser.parse_args(words[:cut], argparse.Namespace(rest=words[cut + 1 :]))
