@@ -45,7 +45,7 @@ def kernel(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """What the position alone adds to or makes of a score: the same token everywhere, the score over the distance.
 
     Returns:
-        Distances `(distances,)`, key minus query, and scores `(heads, distances)`.
+        Distances `(distances,)`, key minus query, and scores `(heads, distances)`, less the score of the query itself.
     """
     scheme = reference_scheme(name)
     length = REACH + 1 if scheme.causal else 2 * REACH + 1
@@ -59,7 +59,8 @@ def kernel(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     terms = scheme.score_terms(positions, prepared, query, key)
     bias = None if terms is None else dense_bias(terms, positions, query, key, scheme.scale())
     scores = scores if bias is None else scores + bias
-    return torch.arange(length) - query_row, scores[0, :, query_row]
+    row = scores[0, :, query_row]
+    return torch.arange(length) - query_row, row - row[:, query_row, None]
 
 
 def facts(name: str) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def draw(name: str, path: Path) -> None:
     for head, line in enumerate(scores):
         axes.plot(distance, line, label=f"head {head}")
     axes.set_xlabel("key minus query (tokens)")
-    axes.set_ylabel("score")
+    axes.set_ylabel("score, less that of distance 0")
     axes.set_title(f"{name}: one token everywhere, initial parameters", fontsize=10)
     axes.legend(fontsize=7)
     axes.grid(alpha=0.3)
