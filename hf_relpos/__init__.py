@@ -6,12 +6,14 @@ from transformers import AutoModelForCausalLM
 from transformers import AutoModelForMaskedLM
 from transformers import AutoModelForMultipleChoice
 from transformers import AutoModelForQuestionAnswering
+from transformers import AutoModelForSeq2SeqLM
 from transformers import AutoModelForSequenceClassification
 from transformers import AutoModelForTokenClassification
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos import RelPosEncoderConfig
+from .configuration_relpos_seq2seq import RelPosSeq2SeqConfig
 from .modeling_relpos import RelPosDecoderForCausalLM
 from .modeling_relpos import RelPosDecoderForSequenceClassification
 from .modeling_relpos import RelPosDecoderForTokenClassification
@@ -22,6 +24,8 @@ from .modeling_relpos import RelPosEncoderForQuestionAnswering
 from .modeling_relpos import RelPosEncoderForSequenceClassification
 from .modeling_relpos import RelPosEncoderForTokenClassification
 from .modeling_relpos import RelPosEncoderModel
+from .modeling_relpos_seq2seq import RelPosSeq2SeqForConditionalGeneration
+from .modeling_relpos_seq2seq import RelPosSeq2SeqModel
 from .schemes import SCHEMES
 from .segment_memory import SegmentMemory
 
@@ -41,6 +45,9 @@ __all__ = [
     "RelPosEncoderForSequenceClassification",
     "RelPosEncoderForTokenClassification",
     "RelPosEncoderModel",
+    "RelPosSeq2SeqConfig",
+    "RelPosSeq2SeqForConditionalGeneration",
+    "RelPosSeq2SeqModel",
     "SegmentMemory",
     "__version__",
 ]
@@ -62,6 +69,10 @@ def _register() -> None:
             AutoModelForTokenClassification: RelPosEncoderForTokenClassification,
             AutoModelForQuestionAnswering: RelPosEncoderForQuestionAnswering,
             AutoModelForMultipleChoice: RelPosEncoderForMultipleChoice,
+        },
+        RelPosSeq2SeqConfig: {
+            AutoModel: RelPosSeq2SeqModel,
+            AutoModelForSeq2SeqLM: RelPosSeq2SeqForConditionalGeneration,
         },
     }
     for config, models in families.items():

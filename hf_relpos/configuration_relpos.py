@@ -8,17 +8,28 @@ from transformers.configuration_utils import PreTrainedConfig
 from .schemes import check_schemes
 
 
-def auto_map(family: str, heads: tuple[str, ...]) -> dict[str, str]:
-    """The `auto_map` of a family: its configuration, `AutoModel` and every head, so that any head loads from any folder."""
-    auto = {"MaskedLM": "AutoModelForMaskedLM", "CausalLM": "AutoModelForCausalLM"}
-    entries = {"AutoConfig": f"configuration_relpos.{family}Config", "AutoModel": f"modeling_relpos.{family}Model"}
-    return entries | {auto.get(head, f"AutoModelFor{head}"): f"modeling_relpos.{family}For{head}" for head in heads}
+def auto_map(family: str, heads: tuple[str, ...], suffix: str = "") -> dict[str, str]:
+    """The `auto_map` of a family: its configuration, `AutoModel` and every head, so that any head loads from any folder.
+
+    Args:
+        family: what the names of its classes begin with.
+        heads: what the names of its heads end with.
+        suffix: what the names of its two files end with.
+    """
+    configuration, modeling = f"configuration_relpos{suffix}", f"modeling_relpos{suffix}"
+    auto = {
+        "MaskedLM": "AutoModelForMaskedLM",
+        "CausalLM": "AutoModelForCausalLM",
+        "ConditionalGeneration": "AutoModelForSeq2SeqLM",
+    }
+    entries = {"AutoConfig": f"{configuration}.{family}Config", "AutoModel": f"{modeling}.{family}Model"}
+    return entries | {auto.get(head, f"AutoModelFor{head}"): f"{modeling}.{family}For{head}" for head in heads}
 
 
 @strict
 class RelPosConfig(PreTrainedConfig):
     r"""
-    What encoders and decoders have in common. Use [`RelPosEncoderConfig`] or [`RelPosDecoderConfig`].
+    What all families have in common. Use [`RelPosEncoderConfig`], [`RelPosDecoderConfig`] or [`RelPosSeq2SeqConfig`].
 
     Args:
         vocab_size (`int`): number of tokens.

@@ -70,6 +70,10 @@ class RelPosLayer(GradientCheckpointingLayer):
         total = residual + self.dropout(added)
         return total if self.pre_norm else norm(total)
 
+    def query_projections(self) -> list[nn.Linear]:
+        """The layers that make queries."""
+        return [self.attention.q_proj]
+
     def output_projections(self) -> list[nn.Linear]:
         """The layers whose outputs are added to the residual."""
         return [self.attention.o_proj, self.mlp.down_proj]

@@ -104,7 +104,8 @@ class RelPosPreTrainedModel(PreTrainedModel):
         elif isinstance(module, RelPosStack):
             for layer, index in zip(module.layers, module.scheme_of_layer, strict=True):
                 gain = module.position_schemes[index].query_gain()
-                init.normal_(layer.attention.q_proj.weight, std=self.config.initializer_range * gain)
+                for projection in layer.query_projections():
+                    init.normal_(projection.weight, std=self.config.initializer_range * gain)
 
     def _eager_reason(self) -> str | None:
         reasons = map(probabilities_reason, self.config.stacks())
