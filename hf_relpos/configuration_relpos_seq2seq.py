@@ -97,6 +97,7 @@ class RelPosSeq2SeqConfig(RelPosConfig):
         """The configurations of the encoder and of the decoder, made from the fields of this one."""
         names = {field.name for field in fields(self)} & set(RelPosConfig.__annotations__)
         common = {name: getattr(self, name) for name in names}
+        common["pad_token_id"] = None  # its embedding is learned, because the decoder may begin with it
         common["attn_implementation"] = getattr(self, "_attn_implementation_internal", None)
 
         def positions(side: str) -> dict[str, Any]:
