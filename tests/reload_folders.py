@@ -37,7 +37,8 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def run(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """All tensors of a forward pass, and what `generate` makes of the same input where there is one."""
-    output = model.eval()(ids)
+    target = {"decoder_input_ids": ids[:, :5]} if model.config.is_encoder_decoder else {}
+    output = model.eval()(ids, **target)
     found = {name: value.contiguous() for name, value in output.items() if isinstance(value, torch.Tensor)}
     if model.can_generate():
         found["generated"] = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from matrix import CONFIGS, Case, cases, ids_of, sharpen
+from pairs import pairs
 from reload_folders import run, state_of
 from safetensors.torch import load_file, save_file
 
@@ -19,6 +20,7 @@ import hf_relpos
 HEADS = {family: [name for name in kind.family_auto_map if name != "AutoConfig"] for family, kind in CONFIGS.items()}
 HYBRID = Case("decoder", ["rope", "nope"], {"rope": {"rope_theta": 500.0}})
 OTHER_SHAPES = ["AutoModelForMultipleChoice"]
+SEQ2SEQ_HEADS = ["AutoModel", "AutoModelForSeq2SeqLM"]
 FOLDER = {"dtype": torch.float32, "attn_implementation": None}
 LANGUAGE_HEAD = {"decoder": "AutoModelForCausalLM", "encoder": "AutoModelForMaskedLM"}
 
@@ -71,6 +73,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
                     num_labels=3, tie_word_embeddings=False, attn_implementation=None
                 )
                 save_job(root / f"{family}-{auto}", sharpen(kind(config)).eval(), auto, [])
+    for given in pairs():
+        model = given.values[0].model(head=True, tie_word_embeddings=given.id != "lists", **FOLDER)
+        save_job(root / f"seq2seq-{given.id}", model, "AutoModelForSeq2SeqLM", SEQ2SEQ_HEADS)
     train_a_checkpoint(root / "decoder-trainer")
     environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "1"}
     script = pathlib.Path(__file__).with_name("reload_folders.py")
@@ -82,7 +87,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def names_of_jobs() -> list[str]:
     singles = [f"{family}-{auto}" for family in CONFIGS for auto in HEADS[family] if auto not in OTHER_SHAPES]
-    return [*(given.id for given in cases()), "decoder-hybrid", *singles, "decoder-trainer"]
+    both = [f"seq2seq-{given.id}" for given in pairs()]
+    return [*(given.id for given in cases()), "decoder-hybrid", *singles, *both, "decoder-trainer"]
 
 
 @pytest.mark.parametrize("name", names_of_jobs())
@@ -115,6 +121,16 @@ def test_every_head_loads_from_any_folder(folders: pathlib.Path, given: Case) ->
         auto: kind.__name__ for auto, kind in heads_of(given.family).items()
     }
     assert report["config"] == CONFIGS[given.family].__name__
+
+
+@pytest.mark.parametrize("given", pairs())
+def test_heads_of_encoder_decoders(folders: pathlib.Path, given: Any, request: pytest.FixtureRequest) -> None:
+    report = json.loads((folders / f"seq2seq-{request.node.callspec.id}" / "report.json").read_text())
+    assert [report[auto] for auto in ("config", *SEQ2SEQ_HEADS)] == [
+        "RelPosSeq2SeqConfig",
+        "RelPosSeq2SeqModel",
+        "RelPosSeq2SeqForConditionalGeneration",
+    ]
 
 
 def test_folder_of_a_checkpoint_is_complete(folders: pathlib.Path) -> None:
