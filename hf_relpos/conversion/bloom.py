@@ -1,0 +1,43 @@
+"""BLOOM."""
+
+from hf_relpos.configuration_relpos import RelPosDecoderConfig
+from hf_relpos.conversion.plan import Plan, decoder_heads
+from hf_relpos.conversion.rules import Weights, move, split_heads
+from hf_relpos.conversion.settings import Settings
+from hf_relpos.modeling_relpos import RelPosDecoderModel
+
+
+def plan(settings: Settings, weights: Weights) -> Plan:
+    """ALiBi with the slopes of the released code, normed embeddings, biases everywhere."""
+    settings.require(
+        "apply_residual_connection_post_layernorm", [False], "the residual is what enters a layer, not its norm"
+    )
+    config = RelPosDecoderConfig(
+        **settings.common(),
+        hidden_act="gelu_pytorch_tanh",
+        layer_norm_eps=settings("layer_norm_epsilon"),
+        embedding_norm=True,
+        attention_bias=True,
+        mlp_bias=True,
+        hidden_dropout=settings("hidden_dropout", 0.0),
+        attention_dropout=settings("attention_dropout", 0.0),
+        position_scheme="alibi",
+    )
+    fused = [rf"layers.\1.attention.{letter}_proj.\2" for letter in "qkv"]
+    rules = [
+        move(r"word_embeddings\.weight", "embed_tokens.weight"),
+        move(r"word_embeddings_layernorm\.(\w+)", r"embed_norm.\1"),
+        move(
+            r"h\.(\d+)\.self_attention\.query_key_value\.(\w+)",
+            *fused,
+            change=split_heads(config.num_attention_heads, by_head=True),
+        ),
+        move(r"h\.(\d+)\.self_attention\.dense\.(\w+)", r"layers.\1.attention.o_proj.\2"),
+        move(r"h\.(\d+)\.input_layernorm\.(\w+)", r"layers.\1.attention_norm.\2"),
+        move(r"h\.(\d+)\.post_attention_layernorm\.(\w+)", r"layers.\1.mlp_norm.\2"),
+        move(r"h\.(\d+)\.mlp\.dense_h_to_4h\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
+        move(r"h\.(\d+)\.mlp\.dense_4h_to_h\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
+        move(r"ln_f\.(\w+)", r"norm.\1"),
+    ]
+    head = move(r"lm_head\.weight", "lm_head.weight")
+    return Plan(config, RelPosDecoderModel, "transformer.", rules, decoder_heads(head))

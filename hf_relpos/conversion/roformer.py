@@ -1,0 +1,43 @@
+"""RoFormer."""
+
+import torch
+
+from hf_relpos.configuration_relpos import RelPosDecoderConfig, RelPosEncoderConfig
+from hf_relpos.conversion.bert import LAYER_RULES, OTHER_HEADS, common_fields, language_heads
+from hf_relpos.conversion.plan import Plan
+from hf_relpos.conversion.rules import Weights, leave, move
+from hf_relpos.conversion.settings import Settings
+from hf_relpos.modeling_relpos import RelPosDecoderModel, RelPosEncoderModel
+from hf_relpos.scheme_base import sinusoid
+
+
+def plan(settings: Settings, weights: Weights) -> Plan:
+    """BERT with RoPE of neighbouring channels; narrow embeddings are normalised before they are projected."""
+    settings.require("add_cross_attention", [False], "there is no attention to an encoder")
+    settings.require("rotary_value", [False], "values are not turned here")
+    _check_angles(weights)
+    causal = settings("is_decoder", False)
+    fields = common_fields(settings) | {"position_scheme": "rope", "position_parameters": {"interleaved": True}}
+    if (size := settings("embedding_size", None)) not in (None, fields["hidden_size"]):
+        fields |= {"embedding_size": size, "embedding_norm": "before_projection"}
+    rules = [
+        *LAYER_RULES,
+        move(r"embeddings_project\.(\w+)", r"embed_projection.\1"),
+        leave(r"encoder\.embed_positions\.weight", "follows from the configuration"),
+        OTHER_HEADS,
+    ]
+    if causal:
+        config = RelPosDecoderConfig(**fields, lm_head_dense=True, lm_head_bias=True)
+    else:
+        config = RelPosEncoderConfig(**fields)
+    base = RelPosDecoderModel if causal else RelPosEncoderModel
+    return Plan(config, base, "roformer.", rules, language_heads(causal))
+
+
+def _check_angles(weights: Weights) -> None:
+    """Refuse tables of sines and cosines that are not those of RoPE."""
+    for name, table in weights.items():
+        if name.endswith("encoder.embed_positions.weight"):
+            wanted = sinusoid(torch.arange(table.shape[0]), table.shape[1])
+            if not torch.allclose(table.float(), wanted, rtol=0, atol=1e-2):
+                raise ValueError(f"roformer: {name} cannot be converted: it does not hold the sines and cosines of RoPE")

@@ -1,0 +1,30 @@
+"""The kinds of checkpoints that can be converted: a new one is a file with a plan and one line here."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hf_relpos.conversion import bert, bloom, gpt_neox, llama, roformer, t5
+from hf_relpos.conversion.plan import Plan
+from hf_relpos.conversion.rules import Weights
+from hf_relpos.conversion.settings import Settings
+
+SOURCES: dict[str, Callable[[Settings, Weights], Plan]] = {
+    "llama": llama.plan,
+    "mistral": llama.plan,
+    "gpt_neox": gpt_neox.plan,
+    "bloom": bloom.plan,
+    "bert": bert.plan,
+    "roformer": roformer.plan,
+    "t5": t5.plan,
+    "mt5": t5.plan,
+    "umt5": t5.plan,
+}
+"""By the `model_type` of transformers."""
+
+
+def source_name(name: Any) -> str:
+    """The name in `SOURCES`, or a ValueError that lists them; dashes and underscores mean the same."""
+    for known in SOURCES:
+        if known.replace("-", "_") == str(name).lower().replace("-", "_"):
+            return known
+    raise ValueError(f"model_type={name!r} cannot be converted; one of {', '.join(SOURCES)} can")

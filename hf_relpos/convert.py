@@ -1,0 +1,126 @@
+"""Checkpoints of other architectures brought home: same weights, same logits, as a folder of this package."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_relpos.configuration_relpos import RelPosConfig
+from hf_relpos.conversion.checkpoint import Checkpoint, read_checkpoint
+from hf_relpos.conversion.folder import build_model, check_output, write_folder
+from hf_relpos.conversion.plan import Head, Plan
+from hf_relpos.conversion.rules import Report, Rule, apply_rules, check_shapes, settle_tied
+from hf_relpos.conversion.settings import Settings
+from hf_relpos.conversion.sources import SOURCES, source_name
+
+__all__ = ["SOURCES", "Report", "add_convert", "convert_checkpoint", "convert_folder"]
+
+
+def convert_checkpoint(
+    source: str, config: PreTrainedConfig | dict[str, Any], state_dict: Mapping[str, torch.Tensor]
+) -> tuple[RelPosConfig, dict[str, torch.Tensor], Report]:
+    """Convert a configuration and weights.
+
+    Args:
+        source: kind of the checkpoint, a `model_type` of transformers: one of `SOURCES`.
+        config: its configuration, or the content of its `config.json`.
+        state_dict: its weights by name, with or without the prefix of a model with a head.
+
+    Returns:
+        The configuration here, whose `architectures` names the class; the weights of that class, without those that are
+        tied to others; and the report of each weight.
+
+    Raises:
+        ValueError: the source is unknown, a setting cannot be represented, or weights are missing, differ where they should
+            be the same, or have surprising shapes.
+    """
+    model, weights, report = _convert(source, config, state_dict)
+    return model.config, weights, report
+
+
+def convert_folder(source: str, output: str | Path, allow_pickle: bool = False) -> Report:
+    """Convert a folder, or a model of the Hub, into a folder like any other here.
+
+    Args:
+        source: the folder or name.
+        output: the new folder; it must not exist, or be empty.
+        allow_pickle: read `pytorch_model.bin` where there are no safetensors; nothing but tensors is unpickled.
+
+    Raises:
+        ValueError: as in `convert_checkpoint`, or a file is missing or damaged, or the output is there already; nothing is
+            left behind.
+    """
+    check_output(Path(output))
+    checkpoint = read_checkpoint(source, allow_pickle)
+    model, weights, report = _convert(_kind(checkpoint), checkpoint.config, checkpoint.weights)
+    write_folder(Path(output), build_model(model, weights), source, report)
+    return report
+
+
+def _convert(
+    source: str, config: PreTrainedConfig | dict[str, Any], state_dict: Mapping[str, torch.Tensor]
+) -> tuple[PreTrainedModel, dict[str, torch.Tensor], Report]:
+    """The model without memory, its weights, and the report."""
+    settings = Settings(source_name(source), config)
+    try:
+        plan = SOURCES[settings.source](settings, state_dict)
+    except StrictDataclassError as error:
+        raise ValueError(f"{settings.source}: {error}") from error
+    head = plan.choose_head(settings.architectures, state_dict)
+    ours, report = plan.config, Report(settings.source, notes=list(plan.notes))
+    if head is not None and head.model.__name__.endswith("Classification"):
+        ours.id2label, ours.label2id = settings("id2label"), settings("label2id")
+    if settings.unread:
+        report.notes.append(f"fields that bear on nothing here: {', '.join(settings.unread)}")
+    with torch.device("meta"):
+        model = (plan.base if head is None else head.model)(ours)
+    found = apply_rules(_rules(plan, head), state_dict, plan.prefix, report)
+    tied = model.all_tied_weights_keys
+    ours.tie_word_embeddings = bool(settle_tied(found, tied, report) and ours.tie_word_embeddings)
+    left_out = tied if ours.tie_word_embeddings else ()
+    expected = {name: weight.shape for name, weight in model.state_dict().items() if name not in left_out}
+    for name in () if head is None else head.zeros:
+        if name not in found:
+            found[name] = torch.zeros(expected[name])
+            report.missing[name] = "zeros, as the source has no bias there"
+    check_shapes(found, expected, report)
+    ours.architectures = [type(model).__name__]
+    ours.dtype = reduce(torch.promote_types, (weight.dtype for weight in found.values()))
+    return model, found, report
+
+
+def _rules(plan: Plan, head: Head | None) -> list[Rule]:
+    """All rules; with a head, the weights of the base model stand under `model`."""
+    if head is None:
+        return list(plan.rules)
+    base = [replace(rule, targets=tuple(f"model.{target}" for target in rule.targets)) for rule in plan.rules]
+    return [*head.rules, *base]
+
+
+def _kind(checkpoint: Checkpoint) -> str:
+    """What a checkpoint says that it is."""
+    if "model_type" in checkpoint.config:
+        return checkpoint.config["model_type"]
+    raise ValueError(f"config.json of {checkpoint.source} has no model_type")
+
+
+def add_convert(commands: Any) -> None:
+    """`convert`: bring a checkpoint of another architecture home."""
+    parser = commands.add_parser("convert", help="turn a checkpoint of another architecture into a folder of this package")
+    parser.add_argument("source", help="folder of the checkpoint, or its name on the Hub")
+    parser.add_argument("output", help="new folder")
+    parser.add_argument("--allow_pickle", action="store_true", help="read a .bin file; nothing but tensors is unpickled")
+    parser.epilog = f"What can be converted, by model_type: {', '.join(SOURCES)}."
+    parser.set_defaults(run=run_convert)
+
+
+def run_convert(arguments: argparse.Namespace) -> None:
+    """Convert, and print what became of each weight."""
+    print(convert_folder(arguments.source, arguments.output, arguments.allow_pickle))
+    print(f"written: {arguments.output}")
