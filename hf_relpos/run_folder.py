@@ -6,8 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import get_last_checkpoint
-
 from hf_relpos.arguments import DataArguments, ModelArguments, RunArguments
 
 RECORD = "run_arguments.json"
@@ -34,10 +32,11 @@ def find_checkpoint(run: RunArguments) -> str | None:
         if not Path(wanted, "trainer_state.json").is_file():
             raise ValueError(f"resume_from_checkpoint={wanted!r} is neither true, auto nor the folder of a checkpoint")
         return wanted
-    found = get_last_checkpoint(run.output_dir) if Path(run.output_dir).is_dir() else None
-    if found is None and wanted.lower() == "true":
+    # Trainer writes its state last: a folder without it was being written when the run was killed.
+    complete = [path.parent for path in Path(run.output_dir).glob("checkpoint-[0-9]*/trainer_state.json")]
+    if not complete and wanted.lower() == "true":
         raise ValueError(f"resume_from_checkpoint={wanted}: {run.output_dir} holds no checkpoint")
-    return found
+    return str(max(complete, key=lambda folder: int(folder.name.split("-")[1]))) if complete else None
 
 
 def check_output_dir(run: RunArguments, record: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """Segment memory in checkpoints: a run that was stopped at any moment goes on as if it had not been."""
 
 import signal
-from pathlib import Path
 
 import pytest
 import segment_script
@@ -10,16 +9,13 @@ from segments import logged, make_model, make_table, make_trainer
 from test_segment_ddp import start
 from transformers import Trainer
 
+from hf_relpos.arguments import RunArguments
+from hf_relpos.run_folder import find_checkpoint
 from hf_relpos.segment_trainer import memory_file
 
 TEXT = make_table(segment_script.TRAINING)  # 72 blocks: 9 steps an epoch in 8 lanes
 FIELDS = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 14}
 SAVES = {"save_strategy": "steps", "save_steps": 1}
-
-
-def checkpoints(folder):
-    """The complete checkpoints of a run, by their step: Trainer writes its own state last."""
-    return {int(path.parent.name.split("-")[1]): path.parent for path in Path(folder).glob("*/trainer_state.json")}
 
 
 @pytest.mark.parametrize(
@@ -71,9 +67,10 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, kill):
     folder = tmp_path / "killed"
     killed = start(tmp_path, [{"folder": str(folder), "fields": fields, "kill": kill}])
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    last = max(checkpoints(folder))
-    assert last == {"training_step": 5, "_save_scaler": 6, "_save_rng_state": 9}[kill[0]]
-    resumed = segment_script.run(folder, fields, resume=str(checkpoints(folder)[last]))
+    last = {"training_step": 5, "_save_scaler": 6, "_save_rng_state": 9}[kill[0]]
+    checkpoint = find_checkpoint(RunArguments(output_dir=str(folder), resume_from_checkpoint="auto", report_to="none"))
+    assert checkpoint == str(folder / f"checkpoint-{last}")
+    resumed = segment_script.run(folder, fields, resume=checkpoint)
     whole = segment_script.run(tmp_path / "whole", fields)
     before = (folder / "costs.txt").read_text().split()
     assert before == whole.costs[: len(before)] and len(before) >= 2 * last
