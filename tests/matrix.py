@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import references as paper
+import references_bias as biases
 import torch
 from reference_model import SchemeUse, reference_model, who_sees_whom
 
@@ -61,9 +62,9 @@ MATRIX = [
     Row("nope", paper.content),
     Row("sinusoidal", paper.content, embed=paper.sinusoidal),
     Row("learned_absolute", paper.content, embed=paper.learned_absolute),
-    Row("learned_bias", paper.learned_bias, ({"max_distance": 4}, {})),
+    Row("learned_bias", biases.learned_bias, ({"max_distance": 4}, {})),
     Row("shaw", paper.shaw, SHAW, value=paper.shaw_value),
-    Row("t5", paper.t5, ({"num_buckets": 8, "max_distance": 10}, {}, {"num_buckets": 4, "scale_scores": True})),
+    Row("t5", biases.t5, ({"num_buckets": 8, "max_distance": 10}, {}, {"num_buckets": 4, "scale_scores": True})),
     Row("transformer_xl", paper.transformer_xl, ({}, {"clamp_len": 4})),
     Row("xlnet", paper.transformer_xl, ({}, {"clamp_len": 4})),
     Row("music", paper.music, ({"max_distance": 6}, {"share_heads": True})),
@@ -71,10 +72,10 @@ MATRIX = [
     Row(
         "xpos", paper.xpos, ({"scale_base": 8}, {"interleaved": False, "partial_rotary_factor": 0.5, "gamma": 1.0}, {})
     ),
-    Row("alibi", paper.alibi, ({}, {"slopes": "geometric"}, {"sides": "split"}, {"learned": True})),
-    Row("kerple", paper.kerple, ({}, {"kernel": "power"}, {"kernel": "power", "acts_as": "both"})),
-    Row("fire", paper.fire, ({"threshold": 200.0, "width": 5}, {})),
-    Row("sandwich", paper.sandwich, ({"size": 16}, {})),
+    Row("alibi", biases.alibi, ({}, {"slopes": "geometric"}, {"sides": "split"}, {"learned": True})),
+    Row("kerple", biases.kerple, ({}, {"kernel": "power"}, {"kernel": "power", "acts_as": "both"})),
+    Row("fire", biases.fire, ({"threshold": 200.0, "width": 5}, {})),
+    Row("sandwich", biases.sandwich, ({"size": 16}, {})),
     Row("deberta", paper.deberta, DEBERTA),
     Row("cope", paper.cope, ({"positions": 4}, {"positions": 12, "divide": True})),
 ]

@@ -158,7 +158,7 @@ def test_nothing_is_left_unfinished(path: pathlib.Path) -> None:
 
 
 def test_names_of_the_package() -> None:
-    """Every class of the modeling files that a user may want is a public name of the package, and `__all__` is true."""
+    """Every class of the modeling files that a user may want is a public name, and `__all__` is true."""
     names = {*vars(modeling_relpos), *vars(modeling_relpos_seq2seq)}
     classes = {name for name in names if re.fullmatch(r"RelPos(Encoder|Decoder|Seq2Seq)(Model|For\w+)", name)}
     assert classes <= set(hf_relpos.__all__)
