@@ -70,6 +70,20 @@ class RelPosLayer(GradientCheckpointingLayer):
         total = residual + self.dropout(added)
         return total if self.pre_norm else norm(total)
 
+    def set_init_gains(self, query_gain: float, num_layers: int) -> None:
+        """How much smaller than usual some weights begin.
+
+        Args:
+            query_gain: of the projections to queries, which a scheme that does not scale its scores makes small.
+            num_layers: number of layers; a pre-norm layer begins its output projections smaller by the root of the
+                number of residuals in the stack, as GPT-2 does.
+        """
+        outputs = self.output_projections()
+        for projection in outputs if self.pre_norm else []:
+            projection.init_gain = (len(outputs) * num_layers) ** -0.5
+        for projection in self.query_projections():
+            projection.init_gain = query_gain
+
     def query_projections(self) -> list[nn.Linear]:
         """The layers that make queries."""
         return [self.attention.q_proj]

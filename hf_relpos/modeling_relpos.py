@@ -92,20 +92,12 @@ class RelPosPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Fill one module; output projections of pre-norm layers are scaled down by the number of residuals, as in GPT-2."""
+        """Fill one module. A gain stands on the projection itself: transformers skips modules without weights of their own."""
         super()._init_weights(module)
         if isinstance(module, PositionScheme):
             module.initialize(self.config.initializer_range)
-        elif isinstance(module, RelPosLayer) and module.pre_norm:
-            projections = module.output_projections()
-            std = self.config.initializer_range / (len(projections) * self.config.num_hidden_layers) ** 0.5
-            for projection in projections:
-                init.normal_(projection.weight, std=std)
-        elif isinstance(module, RelPosStack):
-            for layer, index in zip(module.layers, module.scheme_of_layer, strict=True):
-                gain = module.position_schemes[index].query_gain()
-                for projection in layer.query_projections():
-                    init.normal_(projection.weight, std=self.config.initializer_range * gain)
+        elif (gain := getattr(module, "init_gain", 1.0)) != 1.0:
+            init.normal_(module.weight, std=self.config.initializer_range * gain)
 
     def _eager_reason(self) -> str | None:
         reasons = map(probabilities_reason, self.config.stacks())
@@ -161,6 +153,8 @@ class RelPosStack(RelPosPreTrainedModel):
         self.embed_types = nn.Embedding(types, embedding_size) if types else None
         self.position_schemes = nn.ModuleList(schemes)
         self.layers = nn.ModuleList(self.layer_class(config, index) for index in range(config.num_hidden_layers))
+        for layer, index in zip(self.layers, self.scheme_of_layer, strict=True):
+            layer.set_init_gains(schemes[index].query_gain(), config.num_hidden_layers)
         self.norm = make_norm(config, config.hidden_size) if config.norm_position == "pre" else None
         self.gradient_checkpointing = False
         self.post_init()
