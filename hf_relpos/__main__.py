@@ -5,8 +5,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from transformers import AutoConfig
-
 from hf_relpos.cards import write_model_card
 from hf_relpos.comparison import add_compare
 from hf_relpos.convert import add_convert
@@ -48,9 +46,9 @@ def add_evaluate(commands) -> None:
 
 def run_evaluate(arguments: argparse.Namespace) -> None:
     """Evaluate as `train_lm.py --do_eval` does, without leaving files behind."""
-    block_size = arguments.block_size or AutoConfig.from_pretrained(arguments.folder).max_position_embeddings
     argv = ["--model_name_or_path", arguments.folder, "--do_eval", "--report_to", "none"]
-    argv += ["--block_size", str(block_size), "--per_device_eval_batch_size", str(arguments.batch_size)]
+    argv += ["--per_device_eval_batch_size", str(arguments.batch_size)]
+    argv += [] if arguments.block_size is None else ["--block_size", str(arguments.block_size)]
     argv += ["--text_column", arguments.text_column]
     if arguments.text:
         argv += ["--validation_file", *arguments.text]

@@ -43,7 +43,7 @@ class ModelArguments:
         """The configuration fields that were asked for."""
         scheme = self.position_scheme
         named = {
-            "position_scheme": json.loads(scheme) if scheme and scheme.startswith("[") else scheme,
+            "position_scheme": _parse_list("position_scheme", scheme) if scheme and scheme.startswith("[") else scheme,
             "position_parameters": parse_mapping("position_parameters", self.position_parameters) or None,
             "share_positions": self.share_positions,
             "mem_len": self.mem_len,
@@ -70,7 +70,7 @@ class DataArguments:
         None, "'byte', 'bpe' (learned from the training text) or a tokenizer to load; default: the model's, or 'byte'."
     )
     vocab_size: int = argument(4096, "Vocabulary of the tokenizer 'bpe'.")
-    block_size: int = argument(256, "Tokens in a block: the length that the model is trained with.")
+    block_size: int | None = argument(None, "Tokens in a block; default: what the model was trained with, or 256.")
     mlm_probability: float = argument(0.15, "Share of the tokens that a masked language model must fill in.")
     max_train_samples: int | None = argument(None, "Use only the first blocks for training.")
     max_eval_samples: int | None = argument(None, "Use only the first blocks for evaluation.")
@@ -141,16 +141,18 @@ def parse_arguments(argv: list[str]) -> tuple[ModelArguments, DataArguments, Run
     return model, data, run
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | Path, inheriting: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A YAML file's settings over those of its `base`; mappings are merged, null takes a setting back."""
     path = Path(path)
+    if path.resolve() in inheriting:
+        raise ValueError(f"{path} is its own base: {' -> '.join(file.name for file in inheriting)}")
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"cannot read the configuration {path}: {error}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} holds {settings!r}, not 'argument: value' lines")
-    inherited = read_yaml(path.parent / settings.pop("base")) if "base" in settings else {}
+    inherited = read_yaml(path.parent / settings.pop("base"), (*inheriting, path.resolve())) if "base" in settings else {}
     for key, value in settings.items():
         merge = isinstance(value, dict) and isinstance(inherited.get(key), dict)
         inherited[key] = inherited[key] | value if merge else value
@@ -168,6 +170,14 @@ def parse_mapping(name: str, given: str | dict[str, Any] | None) -> dict[str, An
         return {key.strip(): yaml.safe_load(value) for key, value in pairs}
     except ValueError as error:
         raise ValueError(f"{name}={given!r} is neither JSON nor key=value,...: {error}") from error
+
+
+def _parse_list(name: str, given: str) -> list[Any]:
+    """Read a JSON list."""
+    try:
+        return json.loads(given)
+    except ValueError as error:
+        raise ValueError(f"{name}={given!r} is not a JSON list: {error}") from error
 
 
 def _take_config_file(argv: list[str]) -> tuple[str | None, list[str]]:

@@ -31,14 +31,33 @@ ADJUSTABLE = {
 }
 
 
-def build_config(arguments: ModelArguments, block_size: int) -> PreTrainedConfig:
+# Tokens in a block of a new model.
+DEFAULT_BLOCK_SIZE = 256
+
+
+def check_block_size(config: PreTrainedConfig, block_size: int | None) -> int:
+    """The length of the blocks for a model: what was asked for, or what the model was made for.
+
+    Raises:
+        ValueError: the model is bounded to fewer positions.
+    """
+    chosen = block_size or getattr(config, "max_position_embeddings", None) or DEFAULT_BLOCK_SIZE
+    bound = position_bound(config)
+    if bound is not None and chosen > bound:
+        raise ValueError(f"block_size={chosen} is beyond the {bound} positions that the model has learned: at most {bound}")
+    return chosen
+
+
+def build_config(arguments: ModelArguments, block_size: int | None) -> PreTrainedConfig:
     """The configuration that the arguments describe.
 
     Args:
         arguments: a family and its fields, or a folder whose fields they must agree with.
-        block_size: length of the training blocks, which a new model is made for.
+        block_size: length of the training blocks, which a new model is made for; None leaves it to the model.
     """
     fields = arguments.config_fields()
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size={block_size} must be at least 1")
     if arguments.model_name_or_path:
         return _adjusted(_load_config(arguments.model_name_or_path), fields, arguments.model_name_or_path)
     if arguments.model_type not in CONFIG_MAPPING:
@@ -48,7 +67,7 @@ def build_config(arguments: ModelArguments, block_size: int) -> PreTrainedConfig
         )
     family = CONFIG_MAPPING[arguments.model_type]
     _refuse_unknown(fields, family)
-    fields = {"max_position_embeddings": block_size, **fields}
+    fields = {"max_position_embeddings": block_size or DEFAULT_BLOCK_SIZE, **fields}
     try:
         return family(**fields)
     except StrictDataclassError as error:

@@ -15,6 +15,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from hf_relpos.arguments import parse_arguments
+from hf_relpos.building import build_config
 from hf_relpos.schemes import SCHEMES
 
 RUN = "import hf_relpos; from hf_relpos.training import main; main()"
@@ -159,7 +161,11 @@ def add_compare(commands: Any) -> None:
 def run_compare(arguments: argparse.Namespace) -> None:
     """Run what is missing, then write the table; finished runs are not repeated."""
     output = Path(arguments.output_dir)
-    tasks = [(choice, seed) for choice in choices(arguments.vary) for seed in arguments.seeds]
+    varied = choices(arguments.vary)
+    for choice in varied:  # before the first run, not in the middle of the last
+        model, data, _ = parse_arguments([arguments.config, *choice.argv, *arguments.rest])
+        build_config(model, data.block_size)
+    tasks = [(choice, seed) for choice in varied for seed in arguments.seeds]
 
     def run(task: tuple[Choice, int]) -> dict[str, Any]:
         choice, seed = task

@@ -1,10 +1,14 @@
 """Configurations: the position scheme is one field, and combinations without meaning are refused here with the reason."""
 
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 
+from .adaptive import check_clusters
 from .schemes import check_schemes
 
 
@@ -46,7 +50,8 @@ class RelPosConfig(PreTrainedConfig):
         norm_position (`"pre"` or `"post"`): normalise the input of each sub-layer, or the sum after it.
         norm_type (`"layer_norm"` or `"rms_norm"`): how it is normalised.
         layer_norm_eps (`float`): epsilon of the normalisation.
-        embedding_norm (`bool`): normalise the embeddings, as BERT and BLOOM do.
+        embedding_norm (`bool` or `"before_projection"`): normalise the embeddings, as BERT and BLOOM do; before the projection
+            from `embedding_size`, which then has a bias, as in RoFormer, ALBERT and ELECTRA.
         embedding_size (`int`, *optional*): width of the embeddings when it is not `hidden_size`.
         scale_embedding (`bool`, *optional*): multiply the embeddings by the root of their size; by default only for
             `sinusoidal`, whose paper does so.
@@ -82,7 +87,7 @@ class RelPosConfig(PreTrainedConfig):
     norm_position: Literal["pre", "post"] = "pre"
     norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
     layer_norm_eps: float = 1e-5
-    embedding_norm: bool = False
+    embedding_norm: bool | Literal["before_projection"] = False
     embedding_size: int | None = None
     scale_embedding: bool | None = None
     type_vocab_size: int = 0
@@ -109,6 +114,8 @@ class RelPosConfig(PreTrainedConfig):
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act={self.hidden_act!r} is unknown; the activations are: {', '.join(ACT2FN)}")
         self._complete_heads()
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
@@ -117,6 +124,7 @@ class RelPosConfig(PreTrainedConfig):
         if self.parallel_residual and self.norm_position == "post":
             raise ValueError("parallel_residual=True needs norm_position='pre': both sub-layers read one normalised input")
         self._check_positions()
+        self._refuse_misspelled(kwargs)
         kwargs.pop("auto_map", None)
         super().__post_init__(**kwargs)
         self.auto_map = dict(self.family_auto_map)
@@ -130,6 +138,14 @@ class RelPosConfig(PreTrainedConfig):
     def stacks(self) -> tuple["RelPosConfig", ...]:
         """The configuration of each stack of layers: this one."""
         return (self,)
+
+    def _refuse_misspelled(self, kwargs: dict[str, Any]) -> None:
+        """Refuse a keyword that is nearly the name of a field; other keywords are kept, as transformers does."""
+        names = [field.name for field in fields(self)]
+        for keyword in kwargs:
+            close = get_close_matches(keyword, names, n=2, cutoff=0.8)
+            if close and keyword not in names:
+                raise ValueError(f"unknown field {keyword!r} of {type(self).__name__}; did you mean {' or '.join(map(repr, close))}?")
 
     def _complete_heads(self) -> None:
         """Derive the head size and the number of key and value heads, or refuse numbers that do not divide."""
@@ -176,6 +192,11 @@ class RelPosDecoderConfig(RelPosConfig):
         sliding_window (`int`, `None` or `"auto"`): keys that a query sees, itself included; None for all of the memory and the
             own segment (the original Transformer-XL). By default `mem_len + 1` with memory, else None.
         detach_memory (`bool`): cut the memory off from the graph of the segment that made it.
+        lm_head_bias (`bool`): whether the language-model head has a bias.
+        lm_head_dense (`bool`): a dense layer, `hidden_act` and a norm before the language-model head, as in BERT.
+        cutoffs (`list[int]`, *optional*): first tokens of the second and later clusters of adaptive embeddings and softmax,
+            as in Transformer-XL; the logits are then log-probabilities, and None in training when there are targets.
+        div_val (`int`): by how much each cluster's embeddings are narrower than those of the cluster before.
     """
 
     model_type = "relpos_decoder"
@@ -189,8 +210,13 @@ class RelPosDecoderConfig(RelPosConfig):
     sliding_window: int | None | Literal["auto"] = "auto"
     detach_memory: bool = True
     layer_types: list[str] | None = None
+    lm_head_bias: bool = False
+    lm_head_dense: bool = False
+    cutoffs: list[int] | None = None
+    div_val: int = 1
 
     def __post_init__(self, **kwargs: Any) -> None:
+        check_clusters(self)
         if self.mem_len < 0:
             raise ValueError(f"mem_len={self.mem_len} must be 0 (no memory) or more")
         if self.sliding_window == "auto":

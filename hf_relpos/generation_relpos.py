@@ -44,6 +44,16 @@ class MemoryGenerationMixin(GenerationMixin):
         for name in ("mem_len", "sliding_window", "layer_types"):
             setattr(self.config, name, getattr(changed, name))
 
+    def _validate_generated_length(self, generation_config: Any, input_ids_length: int, has_default_max_length: bool) -> None:
+        """Refuse, before a token is generated, a length that learned positions cannot reach."""
+        super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)
+        bounds = [scheme.bound for scheme in self.model.position_schemes if hasattr(scheme, "bound")]
+        if bounds and not has_default_max_length and generation_config.max_length - 1 > min(bounds):
+            raise ValueError(
+                f"{input_ids_length} tokens are to grow to {generation_config.max_length}, but learned_absolute is bounded by "
+                f"max_position_embeddings={min(bounds)}: ask for fewer new tokens or choose a relative scheme"
+            )
+
     def empty_memory(self, batch_size: int) -> SegmentMemory:
         """The memory of rows that have read nothing."""
         self._needs_memory("empty_memory")

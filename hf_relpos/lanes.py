@@ -125,7 +125,11 @@ class Streams:
 
 def read_row(blocks: Any, index: int) -> Columns:
     """A row of a block table as new integer tensors `(block_size,)`; what is no sequence of numbers is left out."""
-    row = {name: torch.as_tensor(values) for name, values in blocks[index].items() if isinstance(values, NUMBERS)}
+    given = blocks[index]
+    if not isinstance(given, dict) or "input_ids" not in given:
+        found = list(given) if isinstance(given, dict) else type(given).__name__
+        raise ValueError(f"block {index} must be a dict with input_ids, found {found}")
+    row = {name: torch.as_tensor(values) for name, values in given.items() if isinstance(values, NUMBERS)}
     size = len(row["input_ids"])
     for name, values in row.items():
         if values.shape != (size,):

@@ -101,6 +101,8 @@ def build_positions(
         valid = key_valid = key_mask(attention_mask, sequence, sequence)
     else:
         valid = key_valid = key_mask(attention_mask, past + sequence, offset + keys)
+    if valid is not None and valid.shape[0] not in (1, shape[0]):
+        raise ValueError(f"attention_mask has {valid.shape[0]} rows, the input a batch of {shape[0]}")
     in_document, documents = _documents(shape, device, valid, reset_mask, cached, memory_length)
     key_document = None if documents is None else pad(documents, (memory_slots, 0))  # memory belongs to document 0
     if memory_length is not None:

@@ -47,6 +47,8 @@ def check_output_dir(run: RunArguments, record: dict[str, Any]) -> None:
         record: the new run, as `describe_run` gives it.
     """
     folder = Path(run.output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"output_dir={run.output_dir!r} is a file, not a folder")
     if not any(match for trace in TRACES for match in folder.glob(trace)):
         return
     resumes = (run.resume_from_checkpoint or "false").lower() not in ("false", "none")

@@ -21,7 +21,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from hf_relpos.arguments import DataArguments, ModelArguments, RunArguments, parse_arguments
 from hf_relpos.blocks import MaskingCollator, count_bytes, mask_once, pack, pack_stream, without_targets
-from hf_relpos.building import build_config, build_model, is_masked
+from hf_relpos.building import build_config, build_model, check_block_size, is_masked
 from hf_relpos.cards import SAMPLE, write_model_card
 from hf_relpos.data import Documents, describe_documents, describe_source, load_documents
 from hf_relpos.evaluation import language_model_metrics, score_rows
@@ -81,7 +81,9 @@ def main(argv: list[str] | None = None) -> None:
 def prepare(argv: list[str]) -> Job:
     """Read arguments, text and model, and refuse what cannot work before anything is written."""
     arguments, data, args = parse_arguments(argv)
+    _refuse_counts(data, args)
     config = build_config(arguments, data.block_size)
+    data.block_size = check_block_size(config, data.block_size)
     documents = _needed_documents(data, args)
     text = {split: describe_documents(rows) for split, rows in vars(documents).items() if isinstance(rows, Dataset)}
     record = describe_run(arguments, data, args, {"source": describe_source(data), **text})
@@ -215,6 +217,19 @@ def _write_sample(job: Job) -> str | None:
     return text
 
 
+def _refuse_counts(data: DataArguments, args: RunArguments) -> None:
+    """Refuse numbers that would end a run only after it has begun to write."""
+    for group in (data, args):
+        for name in ("max_train_samples", "max_eval_samples", "per_device_train_batch_size", "per_device_eval_batch_size"):
+            value = getattr(group, name, None)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+    if not 0 < data.mlm_probability < 1:
+        raise ValueError(f"mlm_probability={data.mlm_probability} must be above 0 and below 1")
+    if not 0 <= args.seed < 2**32:
+        raise ValueError(f"seed={args.seed} must be at least 0 and below 2**32")
+
+
 def _needed_documents(data: DataArguments, args: RunArguments) -> Documents:
     documents = load_documents(data)
     for split, rows, needed in (
@@ -258,7 +273,7 @@ def _training_blocks(
             blocks = pack(documents, tokenizer, data.block_size, num_proc=data.preprocessing_num_workers)
         except ValueError as error:
             raise ValueError(f"training text ({describe_source(data)}): {error}") from error
-    if data.max_train_samples:
+    if data.max_train_samples is not None:
         blocks = blocks.take(data.max_train_samples)
     return without_targets(blocks) if is_masked(model.config) else blocks
 
@@ -268,7 +283,7 @@ def _evaluation_text(
 ) -> EvaluationText:
     blocks = pack(documents, tokenizer, data.block_size, keep_tail=True, num_proc=data.preprocessing_num_workers)
     byte_count = sum(len(text.encode()) for text in documents["text"])
-    if data.max_eval_samples and data.max_eval_samples < len(blocks):
+    if data.max_eval_samples is not None and data.max_eval_samples < len(blocks):
         blocks = blocks.take(data.max_eval_samples)
         byte_count = count_bytes(blocks, tokenizer)
     if is_masked(model.config):

@@ -43,8 +43,10 @@ def test_finished_runs_are_read_and_not_repeated(tmp_path, capsys) -> None:
         folder = tmp_path / f"{scheme}-seed3"
         folder.mkdir()
         (folder / "all_results.json").write_text(json.dumps({"eval_loss": loss}))
+    config = tmp_path / "tiny.yaml"
+    config.write_text("block_size: 8\n")
     main(
-        ["compare", "absent.yaml", "--vary", "position_scheme=t5,rope", "--seeds", "3", "--output_dir", str(tmp_path)]
+        ["compare", str(config), "--vary", "position_scheme=t5,rope", "--seeds", "3", "--output_dir", str(tmp_path)]
     )
     assert "rope" in capsys.readouterr().out
     assert [row["position_scheme"] for row in json.loads((tmp_path / "comparison.json").read_text())] == ["rope", "t5"]
@@ -54,3 +56,14 @@ def test_finished_runs_are_read_and_not_repeated(tmp_path, capsys) -> None:
 def test_a_failed_run_says_why(tmp_path) -> None:
     with pytest.raises(SystemExit, match="absent.yaml"):
         main(["compare", "absent.yaml", "--vary", "mem_len=0", "--output_dir", str(tmp_path)])
+
+
+def test_a_misspelled_choice_is_refused_before_any_run(tmp_path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text("block_size: 8\n")
+    argv = ["compare", str(config), "--output_dir", str(tmp_path / "runs"), "--vary"]
+    with pytest.raises(SystemExit, match="unknown position_scheme 'alibx'"):
+        main([*argv, "position_scheme=rope,alibx"])
+    with pytest.raises(SystemExit, match="position_schem"):
+        main([*argv, "position_schem=rope"])
+    assert not (tmp_path / "runs").exists()
