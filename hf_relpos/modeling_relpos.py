@@ -22,6 +22,10 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
+from .adaptive import AdaptiveEmbedding
+from .adaptive import AdaptiveHead
+from .adaptive import embedding_width
+from .adaptive import tied_tables
 from .attention import RelPosAttention
 from .configuration_relpos import RelPosConfig
 from .configuration_relpos import RelPosDecoderConfig
@@ -126,13 +130,23 @@ class RelPosPreTrainedModel(PreTrainedModel):
     def _token_loss(self, logits: torch.Tensor, labels: torch.Tensor, shifted: bool, kwargs: dict[str, Any]) -> torch.Tensor:
         """Mean loss of the targets that are not -100, or their sum over `num_items_in_batch`; 0 when there is no target."""
         targets = kwargs.get("shift_labels")
-        counted = targets if targets is not None else labels[..., 1:] if shifted else labels
-        total = kwargs.get("num_items_in_batch")
-        total = counted.ne(-100).sum() if total is None else torch.as_tensor(total, device=logits.device)
+        total = self._count_targets(targets if targets is not None else labels[..., 1:] if shifted else labels, kwargs)
         extra = {"shift_labels": targets} if targets is not None else {}
         return self.loss_function(
-            logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=total.clamp(min=1), **extra
+            logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=total, **extra
         )
+
+    def _count_targets(self, targets: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+        """By how many a sum of losses is divided: `num_items_in_batch`, else the targets that are not -100; at least 1."""
+        total = kwargs.get("num_items_in_batch")
+        total = targets.ne(-100).sum() if total is None else torch.as_tensor(total, device=targets.device)
+        return total.clamp(min=1)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As in transformers; adaptive embeddings are refused, since their clusters are made for one vocabulary."""
+        if getattr(self.config, "cutoffs", None):
+            raise ValueError(f"embeddings with cutoffs={self.config.cutoffs} cannot be resized")
+        return super().resize_token_embeddings(*args, **kwargs)
 
 
 class RelPosStack(RelPosPreTrainedModel):
@@ -142,15 +156,18 @@ class RelPosStack(RelPosPreTrainedModel):
 
     def __init__(self, config: RelPosConfig) -> None:
         super().__init__(config)
-        embedding_size = config.embedding_size or config.hidden_size
-        self.embed_tokens = nn.Embedding(config.vocab_size, embedding_size, config.pad_token_id)
-        same = embedding_size == config.hidden_size
-        self.embed_projection = None if same else nn.Linear(embedding_size, config.hidden_size, bias=False)
-        self.embed_norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
+        width, adaptive = embedding_width(config), getattr(config, "cutoffs", None)
+        plain = (config.vocab_size, width, config.pad_token_id)
+        self.embed_tokens = AdaptiveEmbedding(config) if adaptive else nn.Embedding(*plain)
+        self.norm_first = config.embedding_norm == "before_projection"
+        same = width == config.hidden_size
+        self.embed_projection = None if same else nn.Linear(width, config.hidden_size, bias=self.norm_first)
+        normed = width if self.norm_first else config.hidden_size
+        self.embed_norm = make_norm(config, normed) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         schemes, self.scheme_of_layer = build_schemes(config)
         types = 0 if any(scheme.reads_token_types for scheme in schemes) else config.type_vocab_size
-        self.embed_types = nn.Embedding(types, embedding_size) if types else None
+        self.embed_types = nn.Embedding(types, width) if types else None
         self.position_schemes = nn.ModuleList(schemes)
         self.layers = nn.ModuleList(self.layer_class(config, index) for index in range(config.num_hidden_layers))
         for layer, index in zip(self.layers, self.scheme_of_layer, strict=True):
@@ -181,10 +198,12 @@ class RelPosStack(RelPosPreTrainedModel):
         if self.embed_types is not None:
             types = torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
             hidden_states = hidden_states + self.embed_types(types if token_type_ids is None else token_type_ids)
+        if self.norm_first:
+            hidden_states = self.embed_norm(hidden_states)
         if self.embed_projection is not None:
             hidden_states = self.embed_projection(hidden_states)
         hidden_states = self.position_schemes[0].embed(hidden_states, positions.in_document)
-        return self.dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
+        return self.dropout(hidden_states if self.embed_norm is None or self.norm_first else self.embed_norm(hidden_states))
 
     def _run_layers(
         self,
@@ -367,9 +386,15 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
     def __init__(self, config: RelPosDecoderConfig) -> None:
         super().__init__(config)
         self.model = RelPosDecoderModel(config)
-        size = config.embedding_size or config.hidden_size
+        size = embedding_width(config)
         self.head_projection = None if size == config.hidden_size else nn.Linear(config.hidden_size, size, bias=False)
-        self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
+        if config.lm_head_dense:
+            dense = nn.Linear(config.hidden_size, size)
+            self.head_projection = nn.Sequential(dense, ACT2FN[config.hidden_act], make_norm(config, size))
+        if config.cutoffs:
+            self._tied_weights_keys = tied_tables(config)
+        plain = (size, config.vocab_size, config.lm_head_bias)
+        self.lm_head = AdaptiveHead(config) if config.cutoffs else nn.Linear(*plain)
         self.post_init()
 
     @can_return_tuple
@@ -407,16 +432,30 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
         hidden_states = outputs.last_hidden_state if isinstance(keep, int) else outputs.last_hidden_state[:, keep]
-        logits = self.lm_head(hidden_states if self.head_projection is None else self.head_projection(hidden_states))
-        has_targets = labels is not None or kwargs.get("shift_labels") is not None
+        loss, logits = self._predict(hidden_states, labels, kwargs)
         return RelPosCausalLMOutput(
-            loss=self._token_loss(logits, labels, True, kwargs) if has_targets else None,
+            loss=loss,
             logits=logits,
             cache=outputs.cache,
             memory=outputs.memory,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _predict(
+        self, hidden_states: torch.Tensor, labels: torch.Tensor | None, kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Loss and logits; an adaptive head in training scores the targets alone, which is what makes it fast."""
+        if self.head_projection is not None:
+            hidden_states = self.head_projection(hidden_states)
+        targets = kwargs.get("shift_labels")
+        if labels is None and targets is None:
+            return None, self.lm_head(hidden_states)
+        if self.training and isinstance(self.lm_head, AdaptiveHead):
+            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100) if targets is None else targets
+            return self.lm_head.losses(hidden_states, targets).sum() / self._count_targets(targets, kwargs), None
+        logits = self.lm_head(hidden_states)
+        return self._token_loss(logits, labels, True, kwargs), logits
 
     def create_masks_for_generate(self, attention_mask: torch.Tensor | None, cache: Cache, **kwargs: Any) -> torch.Tensor | None:
         """The padding mask as it is, but as wide as a static cache, so that its shape stays the same from step to step."""
