@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hf_relpos.configuration_relpos import RelPosConfig
 from hf_relpos.conversion.checkpoint import Checkpoint, read_checkpoint
 from hf_relpos.conversion.folder import build_model, check_output, write_folder
 from hf_relpos.conversion.plan import Head, Plan
-from hf_relpos.conversion.rules import Report, Rule, apply_rules, check_shapes, settle_tied
+from hf_relpos.conversion.rules import Report, Rule, apply_rules, check_shapes, settle_tied, under
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.conversion.sources import SOURCES, source_name
 
@@ -33,12 +32,12 @@ def convert_checkpoint(
         state_dict: its weights by name, with or without the prefix of a model with a head.
 
     Returns:
-        The configuration here, whose `architectures` names the class; the weights of that class, without those that are
-        tied to others; and the report of each weight.
+        The configuration here, whose `architectures` names the class; the weights of that class, without those that
+        are tied to others; and the report of each weight.
 
     Raises:
-        ValueError: the source is unknown, a setting cannot be represented, or weights are missing, differ where they should
-            be the same, or have surprising shapes.
+        ValueError: the source is unknown, a setting cannot be represented, or weights are missing, differ where they
+            should be the same, or have surprising shapes.
     """
     model, weights, report = _convert(source, config, state_dict)
     return model.config, weights, report
@@ -53,8 +52,8 @@ def convert_folder(source: str, output: str | Path, allow_pickle: bool = False) 
         allow_pickle: read `pytorch_model.bin` where there are no safetensors; nothing but tensors is unpickled.
 
     Raises:
-        ValueError: as in `convert_checkpoint`, or a file is missing or damaged, or the output is there already; nothing is
-            left behind.
+        ValueError: as in `convert_checkpoint`, or a file is missing or damaged, or the output is there already;
+            nothing is left behind.
     """
     check_output(Path(output))
     checkpoint = read_checkpoint(source, allow_pickle)
@@ -77,14 +76,14 @@ def _convert(
     if head is not None and head.model.__name__.endswith("Classification"):
         ours.id2label, ours.label2id = settings("id2label"), settings("label2id")
     if settings.unread:
-        report.notes.append(f"fields that bear on nothing here: {', '.join(settings.unread)}")
+        report.notes.append(f"fields of the configuration that were not read: {', '.join(settings.unread)}")
     with torch.device("meta"):
         model = (plan.base if head is None else head.model)(ours)
     found = apply_rules(_rules(plan, head), state_dict, plan.prefix, report)
-    tied = model.all_tied_weights_keys
-    ours.tie_word_embeddings = bool(settle_tied(found, tied, report) and ours.tie_word_embeddings)
-    left_out = tied if ours.tie_word_embeddings else ()
-    expected = {name: weight.shape for name, weight in model.state_dict().items() if name not in left_out}
+    tied = settle_tied(found, model.all_tied_weights_keys, report)
+    if not tied.issuperset(model.all_tied_weights_keys):
+        ours.tie_word_embeddings = False
+    expected = {name: weight.shape for name, weight in model.state_dict().items() if name not in tied}
     for name in () if head is None else head.zeros:
         if name not in found:
             found[name] = torch.zeros(expected[name])
@@ -99,23 +98,28 @@ def _rules(plan: Plan, head: Head | None) -> list[Rule]:
     """All rules; with a head, the weights of the base model stand under `model`."""
     if head is None:
         return list(plan.rules)
-    base = [replace(rule, targets=tuple(f"model.{target}" for target in rule.targets)) for rule in plan.rules]
-    return [*head.rules, *base]
+    return [*head.rules, *(under("model.", rule) for rule in plan.rules)]
 
 
 def _kind(checkpoint: Checkpoint) -> str:
     """What a checkpoint says that it is."""
     if "model_type" in checkpoint.config:
         return checkpoint.config["model_type"]
+    if "n_token" in checkpoint.config:  # the arguments of Transformer-XL's own code
+        return "transfo-xl"
     raise ValueError(f"config.json of {checkpoint.source} has no model_type")
 
 
 def add_convert(commands: Any) -> None:
     """`convert`: bring a checkpoint of another architecture home."""
-    parser = commands.add_parser("convert", help="turn a checkpoint of another architecture into a folder of this package")
+    parser = commands.add_parser(
+        "convert", help="turn a checkpoint of another architecture into a folder of this package"
+    )
     parser.add_argument("source", help="folder of the checkpoint, or its name on the Hub")
     parser.add_argument("output", help="new folder")
-    parser.add_argument("--allow_pickle", action="store_true", help="read a .bin file; nothing but tensors is unpickled")
+    parser.add_argument(
+        "--allow_pickle", action="store_true", help="read a .bin file; nothing but tensors is unpickled"
+    )
     parser.epilog = f"What can be converted, by model_type: {', '.join(SOURCES)}."
     parser.set_defaults(run=run_convert)
 

@@ -1,8 +1,8 @@
-"""How the weights of one model become those of another: rules by name, applied strictly, with a report of each weight."""
+"""How the weights of one model become those of another: strict rules by name, and a report of each weight."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -16,7 +16,7 @@ class Rule:
 
     Attributes:
         pattern: regular expression of the name, without the prefix of the base model.
-        targets: names here, with the groups of the pattern as in `re.sub`; several when the weight is split or repeated.
+        targets: names here, with the groups of the pattern as in `re.sub`; several when a weight is split or repeated.
         change: makes the tensors of all targets out of the weight; by default each target gets the weight.
         reason: why a weight without targets is not needed.
     """
@@ -46,6 +46,11 @@ def move(pattern: str, *targets: str, change: Change | None = None) -> Rule:
 def leave(pattern: str, reason: str) -> Rule:
     """A rule that leaves a weight out."""
     return Rule(pattern, reason=reason)
+
+
+def under(prefix: str, rule: Rule) -> Rule:
+    """The rule with all of its targets below a prefix."""
+    return replace(rule, targets=tuple(prefix + target for target in rule.targets))
 
 
 @dataclass
@@ -101,7 +106,9 @@ def apply_rules(rules: Sequence[Rule], weights: Weights, prefix: str, report: Re
         try:
             parts = rule.apply(bare, weight)
         except (RuntimeError, ValueError) as error:
-            raise ValueError(f"{report.source}: {name} has the surprising shape {tuple(weight.shape)}: {error}") from error
+            raise ValueError(
+                f"{report.source}: {name} has the surprising shape {tuple(weight.shape)}: {error}"
+            ) from error
         for target, part in parts.items():
             if target in found and not torch.equal(found[target], part):
                 other = next(key for key, targets in report.used.items() if target in targets)
@@ -111,30 +118,30 @@ def apply_rules(rules: Sequence[Rule], weights: Weights, prefix: str, report: Re
     return found
 
 
-def settle_tied(found: dict[str, torch.Tensor], tied: Mapping[str, str], report: Report) -> bool:
-    """Leave out weights that are tied to others, if they are indeed the same; else every one is kept.
+def settle_tied(found: dict[str, torch.Tensor], tied: Mapping[str, str], report: Report) -> set[str]:
+    """Leave out weights that are tied to others, if they are indeed the same; a head that differs is not tied.
 
     Args:
         found: the converted weights, changed in place.
         tied: which weights share the memory of which.
-        report: takes a note when tying is given up.
+        report: takes a note when a head is not tied.
 
     Returns:
-        Whether the weights can be tied.
+        The names that are tied.
     """
-    pairs = [(target, source) for target, source in tied.items() if target in found or source in found]
-    for target, source in pairs:
-        if source not in found:
-            found[source] = found[target]
-    same = all(torch.equal(found.get(target, found[source]), found[source]) for target, source in pairs)
-    for target, source in pairs:
-        if same:
-            found.pop(target, None)
-        else:
-            found.setdefault(target, found[source].clone())
-    if not same:
+    pairs = {target: source for target, source in tied.items() if target in found or source in found}
+    for target, source in pairs.items():
+        found.setdefault(source, found.get(target))
+    head = {target for target in pairs if target.startswith("lm_head.")}
+    if all(torch.equal(found.get(name, found[pairs[name]]), found[pairs[name]]) for name in head):
+        left_out = set(tied)
+    else:
+        left_out = set(tied) - head
         report.notes.append("the language-model head differs from the embeddings that it should share: it is not tied")
-    return same
+    for target in left_out & set(pairs):
+        if not torch.equal(found.pop(target, found[pairs[target]]), found[pairs[target]]):
+            raise ValueError(f"{report.source}: {target} and {pairs[target]} should be the same weight, but differ")
+    return left_out
 
 
 def check_shapes(found: Weights, expected: Mapping[str, torch.Size], report: Report) -> None:
@@ -159,7 +166,7 @@ def check_shapes(found: Weights, expected: Mapping[str, torch.Size], report: Rep
 
 
 def split_heads(heads: int, by_head: bool) -> Change:
-    """Split a fused projection into those of queries, keys and values; `by_head`: each head's three parts stand together."""
+    """Split a fused projection into q, k and v; `by_head`: the three parts of each head stand together."""
 
     def change(weight: torch.Tensor) -> Sequence[torch.Tensor]:
         if by_head:

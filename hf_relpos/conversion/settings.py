@@ -5,8 +5,11 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-_COMMON = set(PreTrainedConfig().to_dict()) | {"model_type", "head_dim", "use_cache", "torch_dtype", "auto_map"}
-"""Fields that do not bear on what a model computes, or that every conversion settles."""
+_COMMON = set(PreTrainedConfig().to_dict()) | {
+    "model_type", "head_dim", "use_cache", "torch_dtype", "auto_map", "is_decoder", "initializer_factor",
+    "feed_forward_proj", "pretraining_tp", "slow_but_exact",
+}  # fmt: skip
+"""Fields that do not bear on what a model computes, that every conversion settles, or that others follow from."""
 
 
 class Settings:
@@ -52,7 +55,9 @@ class Settings:
 
     def common(self) -> dict[str, Any]:
         """Fields that mean the same here."""
-        fields = {name: self(name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
+        fields = {
+            name: self(name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+        }
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             fields[name] = self(name, None)
         for name in ("initializer_range", "tie_word_embeddings", "max_position_embeddings"):

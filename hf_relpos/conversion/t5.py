@@ -1,34 +1,44 @@
-"""Encoders of T5, mT5 and UMT5."""
+"""T5, mT5 and UMT5: encoders alone, and encoder-decoders."""
+
+from typing import Any
 
 from hf_relpos.configuration_relpos import RelPosEncoderConfig
-from hf_relpos.conversion.plan import Plan, encoder_heads
-from hf_relpos.conversion.rules import Rule, Weights, leave, move
+from hf_relpos.configuration_relpos_seq2seq import RelPosSeq2SeqConfig
+from hf_relpos.conversion.plan import Head, Plan, encoder_heads
+from hf_relpos.conversion.rules import Rule, Weights, leave, move, under
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.modeling_relpos import RelPosEncoderModel
+from hf_relpos.modeling_relpos_seq2seq import RelPosSeq2SeqForConditionalGeneration, RelPosSeq2SeqModel
+
+HEADS = leave(
+    r"(classifier|classification_head|qa_outputs|lm_head)\..*", "a head that the converted model does not have"
+)
 
 
-def block_rules(stack: str, feed_forward: int) -> list[Rule]:
-    """Rules of one stack, to names within it; its feed-forward is that many-th of a block's sub-layers."""
-    layer, last = rf"{stack}\.block\.(\d+)\.layer\.0\.", rf"{stack}\.block\.(\d+)\.layer\.{feed_forward}\."
-    return [
-        move(rf"{stack}\.embed_tokens\.weight", "embed_tokens.weight"),
-        move(layer + r"SelfAttention\.([qkvo])\.weight", r"layers.\1.attention.\2_proj.weight"),
-        move(
-            layer + r"SelfAttention\.relative_attention_bias\.weight",
-            r"position_schemes.\1.bias",
-            change=lambda table: table.T,
-        ),
-        move(layer + r"layer_norm\.weight", r"layers.\1.attention_norm.weight"),
-        move(last + r"layer_norm\.weight", r"layers.\1.mlp_norm.weight"),
-        move(last + r"DenseReluDense\.wi(?:_1)?\.weight", r"layers.\1.mlp.up_proj.weight"),
-        move(last + r"DenseReluDense\.wi_0\.weight", r"layers.\1.mlp.gate_proj.weight"),
-        move(last + r"DenseReluDense\.wo\.weight", r"layers.\1.mlp.down_proj.weight"),
-        move(rf"{stack}\.final_layer_norm\.weight", "norm.weight"),
+def plan(settings: Settings, weights: Weights) -> Plan:
+    """RMS norms, unscaled scores, buckets of distances; those of the first block serve all, except in UMT5."""
+    fields = _fields(settings)
+    if not any(".decoder.block." in f".{name}" for name in weights):
+        rules = [move(r"shared\.weight", "embed_tokens.weight"), *_stack_rules("encoder", ""), HEADS]
+        return Plan(RelPosEncoderConfig(**fields), RelPosEncoderModel, "transformer.", rules, encoder_heads()[1:2])
+    config = RelPosSeq2SeqConfig(
+        **fields,
+        num_decoder_layers=settings("num_decoder_layers", None),
+        decoder_start_token_id=settings("decoder_start_token_id", None),
+        scale_head=settings("scale_decoder_outputs", False),
+    )
+    rules = [
+        move(r"shared\.weight", "encoder.embed_tokens.weight"),
+        *_stack_rules("encoder"),
+        *_stack_rules("decoder"),
     ]
+    architectures = ("ForConditionalGeneration", "WithLMHeadModel")
+    head = Head(RelPosSeq2SeqForConditionalGeneration, architectures, (move(r"lm_head\.weight", "lm_head.weight"),))
+    return Plan(config, RelPosSeq2SeqModel, "transformer.", [*rules, HEADS], [head])
 
 
-def common_fields(settings: Settings) -> dict:
-    """The fields of one stack."""
+def _fields(settings: Settings) -> dict[str, Any]:
+    """The fields that both stacks share."""
     return settings.common() | {
         "head_dim": settings("d_kv"),
         "intermediate_size": settings("d_ff"),
@@ -48,11 +58,26 @@ def common_fields(settings: Settings) -> dict:
     }
 
 
-def plan(settings: Settings, weights: Weights) -> Plan:
-    """RMS norms, unscaled scores, buckets of distances; the first block's serve all, in UMT5 each block has its own."""
-    if any(".decoder." in f".{name}" for name in weights):
-        raise ValueError(f"{settings.source}: a decoder cannot be converted; save the encoder alone (T5EncoderModel)")
-    config = RelPosEncoderConfig(**common_fields(settings))
-    rules = [move(r"shared\.weight", "embed_tokens.weight"), *block_rules("encoder", 1)]
-    rules.append(leave(r"classifier\..*", "a head that the converted model does not have"))
-    return Plan(config, RelPosEncoderModel, "transformer.", rules, encoder_heads()[1:2])
+def _stack_rules(stack: str, target: str | None = None) -> list[Rule]:
+    """Rules of one stack, to names within it or, by default, within an encoder-decoder."""
+    layer, last = rf"{stack}\.block\.(\d+)\.layer\.0\.", rf"{stack}\.block\.(\d+)\.layer\.{1 + (stack == 'decoder')}\."
+    cross = rf"{stack}\.block\.(\d+)\.layer\.1\."
+    here = f"{stack}." if target is None else target
+    rules = [
+        move(rf"{stack}\.embed_tokens\.weight", "embed_tokens.weight"),
+        move(layer + r"SelfAttention\.([qkvo])\.weight", r"layers.\1.attention.\2_proj.weight"),
+        move(
+            layer + r"SelfAttention\.relative_attention_bias\.weight",
+            r"position_schemes.\1.bias",
+            change=lambda table: table.T,
+        ),
+        move(layer + r"layer_norm\.weight", r"layers.\1.attention_norm.weight"),
+        move(cross + r"EncDecAttention\.([qkvo])\.weight", r"layers.\1.cross_attention.\2_proj.weight"),
+        move(last + r"layer_norm\.weight", r"layers.\1.mlp_norm.weight"),
+        move(cross + r"layer_norm\.weight", r"layers.\1.cross_norm.weight"),
+        move(last + r"DenseReluDense\.wi(?:_1)?\.weight", r"layers.\1.mlp.up_proj.weight"),
+        move(last + r"DenseReluDense\.wi_0\.weight", r"layers.\1.mlp.gate_proj.weight"),
+        move(last + r"DenseReluDense\.wo\.weight", r"layers.\1.mlp.down_proj.weight"),
+        move(rf"{stack}\.final_layer_norm\.weight", "norm.weight"),
+    ]
+    return [under(here, rule) for rule in rules]
