@@ -25,7 +25,9 @@ LAYER_RULES = [
     leave(r"embeddings\.position_ids", "a counter"),
     leave(r"pooler\..*", "classifiers here read the hidden states without a pooler"),
 ]
-OTHER_HEADS = leave(r"(cls|classifier|sequence_summary|qa_outputs)\..*", "a head that the converted model does not have")
+OTHER_HEADS = leave(
+    r"(cls|classifier|sequence_summary|qa_outputs)\..*", "a head that the converted model does not have"
+)
 
 
 def common_fields(settings: Settings) -> dict:

@@ -1,4 +1,4 @@
-"""Reads a checkpoint of transformers: a folder or a name on the Hub, in one file or in shards, safetensors by default."""
+"""Reads a checkpoint of transformers: a folder or a name on the Hub, one file or shards, safetensors by default."""
 
 import json
 import pickle

@@ -21,7 +21,8 @@ CARD = """---
 
 # {title}
 
-Converted from `{source}` (`{kind}`) to `{model_type}` of hf_relpos with position scheme {schemes}: the same function of the same weights.
+Converted from `{source}` (`{kind}`) to `{model_type}` of hf_relpos, with position scheme {schemes}: the same function of
+the same weights.
 The licence of the original and what its model card says hold for this folder too.
 
 ```python
@@ -105,7 +106,9 @@ def _card(title: str, model: PreTrainedModel, source: str, report: Report) -> st
     auto = next(auto for auto, entry in config.auto_map.items() if entry.endswith(f".{name}"))
     named = None if Path(source).is_dir() else source
     data = ModelCardData(library_name="transformers", tags=["hf_relpos", config.model_type], base_model=named)
-    schemes = [config.position_scheme] if isinstance(config.position_scheme, str) else sorted(set(config.position_scheme))
+    schemes = (
+        [config.position_scheme] if isinstance(config.position_scheme, str) else sorted(set(config.position_scheme))
+    )
     origin = source if named else Path(source).resolve().name
     text = CARD.format(
         metadata=data.to_yaml(),

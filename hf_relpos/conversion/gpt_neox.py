@@ -8,7 +8,7 @@ from hf_relpos.modeling_relpos import RelPosDecoderModel
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """RoPE in halves over a part of the channels, usually parallel residuals, one projection for q, k and v head by head."""
+    """RoPE in halves over a part of the channels, usually parallel residuals, q, k and v fused head by head."""
     config = RelPosDecoderConfig(
         **settings.common(),
         intermediate_size=settings("intermediate_size"),

@@ -99,7 +99,9 @@ def rotary_parameters(settings: Settings) -> dict[str, Any]:
     parameters = dict(settings("rope_parameters", {}))
     kinds = RoPE.parameter_specs["rope_type"].choices or ()
     if (kind := parameters.get("rope_type", "default")) not in kinds:
-        raise ValueError(f"{settings.source}: rope_parameters rope_type={kind!r} cannot be converted; one of {kinds} can")
+        raise ValueError(
+            f"{settings.source}: rope_parameters rope_type={kind!r} cannot be converted; one of {kinds} can"
+        )
     for name, value in parameters.items():
         if name not in RoPE.parameter_specs:
             raise ValueError(f"{settings.source}: rope_parameters {name}={value!r} cannot be converted")

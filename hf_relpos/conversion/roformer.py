@@ -40,4 +40,6 @@ def _check_angles(weights: Weights) -> None:
         if name.endswith("encoder.embed_positions.weight"):
             wanted = sinusoid(torch.arange(table.shape[0]), table.shape[1])
             if not torch.allclose(table.float(), wanted, rtol=0, atol=1e-2):
-                raise ValueError(f"roformer: {name} cannot be converted: it does not hold the sines and cosines of RoPE")
+                raise ValueError(
+                    f"roformer: {name} cannot be converted: it does not hold the sines and cosines of RoPE"
+                )
