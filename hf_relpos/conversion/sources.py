@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from hf_relpos.conversion import bert, bloom, gpt_neox, llama, roformer, t5, transfo_xl
+from hf_relpos.conversion import bert, bloom, deberta_v2, gpt_neox, llama, roformer, t5, transfo_xl
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.rules import Weights
 from hf_relpos.conversion.settings import Settings
@@ -18,6 +18,7 @@ SOURCES: dict[str, Callable[[Settings, Weights], Plan]] = {
     "t5": t5.plan,
     "mt5": t5.plan,
     "umt5": t5.plan,
+    "deberta-v2": deberta_v2.plan,
     "transfo-xl": transfo_xl.plan,
 }
 """By the `model_type` of transformers."""
