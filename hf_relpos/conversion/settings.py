@@ -61,7 +61,7 @@ class Settings:
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             fields[name] = self(name, None)
         for name in ("initializer_range", "tie_word_embeddings", "max_position_embeddings"):
-            if (value := self(name, None)) is not None:
+            if (value := self(name, None)) not in (None, -1):  # XLNet has -1 positions: no bound
                 fields[name] = value
         return fields
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from hf_relpos.conversion import bert, bloom, deberta_v2, gpt_neox, llama, roformer, t5, transfo_xl
+from hf_relpos.conversion import bert, bloom, deberta_v2, gpt_neox, llama, roformer, t5, transfo_xl, xlnet
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.rules import Weights
 from hf_relpos.conversion.settings import Settings
@@ -20,6 +20,7 @@ SOURCES: dict[str, Callable[[Settings, Weights], Plan]] = {
     "umt5": t5.plan,
     "deberta-v2": deberta_v2.plan,
     "transfo-xl": transfo_xl.plan,
+    "xlnet": xlnet.plan,
 }
 """By the `model_type` of transformers."""
 

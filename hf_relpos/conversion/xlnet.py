@@ -1,0 +1,72 @@
+"""XLNet: its content stream in both directions, or in one direction with memory."""
+
+from dataclasses import replace
+
+from hf_relpos.configuration_relpos import RelPosDecoderConfig, RelPosEncoderConfig
+from hf_relpos.conversion.plan import Plan, decoder_heads, encoder_heads
+from hf_relpos.conversion.rules import Weights, leave, move
+from hf_relpos.conversion.settings import Settings
+from hf_relpos.modeling_relpos import RelPosDecoderModel, RelPosEncoderModel
+
+RULES = [
+    move(r"word_embedding\.weight", "embed_tokens.weight"),
+    move(
+        r"layer\.(\d+)\.rel_attn\.([qkv])",
+        r"layers.\1.attention.\2_proj.weight",
+        change=lambda weight: weight.flatten(1).T,
+    ),
+    move(
+        r"layer\.(\d+)\.rel_attn\.r",
+        r"position_schemes.\1.distance_projection.weight",
+        change=lambda weight: weight.flatten(1).T,
+    ),
+    move(r"layer\.(\d+)\.rel_attn\.o", r"layers.\1.attention.o_proj.weight", change=lambda weight: weight.flatten(1)),
+    move(r"layer\.(\d+)\.rel_attn\.r_w_bias", r"position_schemes.\1.key_offset"),
+    move(r"layer\.(\d+)\.rel_attn\.r_r_bias", r"position_schemes.\1.distance_offset"),
+    move(r"layer\.(\d+)\.rel_attn\.layer_norm\.(\w+)", r"layers.\1.attention_norm.\2"),
+    move(r"layer\.(\d+)\.ff\.layer_1\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
+    move(r"layer\.(\d+)\.ff\.layer_2\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
+    move(r"layer\.(\d+)\.ff\.layer_norm\.(\w+)", r"layers.\1.mlp_norm.\2"),
+    leave(r"mask_emb", "only the query stream of pretraining begins with it"),
+]
+SEGMENTS = [
+    move(r"layer\.(\d+)\.rel_attn\.r_s_bias", r"position_schemes.\1.segment_offset"),
+    move(r"layer\.(\d+)\.rel_attn\.seg_embed", r"position_schemes.\1.segment_table"),
+]
+NO_SEGMENTS = leave(r"layer\.\d+\.rel_attn\.(r_s_bias|seg_embed)", "a decoder here has no token types")
+OTHER_HEADS = leave(
+    r"(lm_loss|classifier|qa_outputs|sequence_summary|logits_proj|start_logits|end_logits|answer_class)\..*",
+    "a head that the converted model does not have",
+)
+NO_MEMORY = "the encoder carries no memory over segments: XLNet's mems have no counterpart in it"
+
+
+def plan(settings: Settings, weights: Weights) -> Plan:
+    """Transformer-XL's terms with norms after the sums; an encoder has a term for token types."""
+    settings.require("attn_type", ["bi", "uni"], "it is unknown")
+    settings.require("bi_data", [False], "a half of each batch would run backwards")
+    clamp = settings("clamp_len", -1)
+    fields = settings.common() | {
+        "head_dim": settings("d_head"),
+        "intermediate_size": settings("d_inner"),
+        "hidden_act": settings("ff_activation"),
+        "mlp_bias": True,
+        "norm_position": "post",
+        "layer_norm_eps": settings("layer_norm_eps"),
+        "hidden_dropout": settings("dropout"),
+        "attention_dropout": settings("dropout"),
+        "classifier_dropout": settings("summary_last_dropout", None),
+        "position_scheme": "xlnet",
+        "position_parameters": {"clamp_len": clamp if clamp > 0 else None},
+    }
+    if settings("attn_type", "bi") == "bi":
+        config = RelPosEncoderConfig(**fields, type_vocab_size=2)
+        _, tokens, answers = encoder_heads()
+        heads = [tokens, replace(answers, architectures=("ForQuestionAnsweringSimple",))]
+        rules = [*RULES, *SEGMENTS, OTHER_HEADS]
+        return Plan(config, RelPosEncoderModel, "transformer.", rules, heads, [NO_MEMORY])
+    settings.require("same_length", [False], "its window depends on the memory that is there")
+    settings.require("reuse_len", [None, 0], "all tokens of a segment are remembered")
+    config = RelPosDecoderConfig(**fields, mem_len=settings("mem_len", 0), sliding_window=None, lm_head_bias=True)
+    heads = decoder_heads(move(r"lm_loss\.(\w+)", r"lm_head.\1"))[:1]
+    return Plan(config, RelPosDecoderModel, "transformer.", [*RULES, NO_SEGMENTS, OTHER_HEADS], heads)
