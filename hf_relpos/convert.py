@@ -17,6 +17,7 @@ from hf_relpos.conversion.plan import Head, Plan
 from hf_relpos.conversion.rules import Report, Rule, apply_rules, check_shapes, settle_tied, under
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.conversion.sources import SOURCES, source_name
+from hf_relpos.conversion.vocabulary import find_tokenizer
 
 __all__ = ["SOURCES", "Report", "add_convert", "convert_checkpoint", "convert_folder"]
 
@@ -55,10 +56,12 @@ def convert_folder(source: str, output: str | Path, allow_pickle: bool = False) 
         ValueError: as in `convert_checkpoint`, or a file is missing or damaged, or the output is there already;
             nothing is left behind.
     """
-    check_output(Path(output))
+    output = Path(output).resolve()
+    check_output(output)
     checkpoint = read_checkpoint(source, allow_pickle)
     model, weights, report = _convert(_kind(checkpoint), checkpoint.config, checkpoint.weights)
-    write_folder(Path(output), build_model(model, weights), source, report)
+    tokenizer = find_tokenizer(source, report, allow_pickle)
+    write_folder(output, build_model(model, weights), tokenizer, source, report)
     return report
 
 
@@ -89,7 +92,8 @@ def _convert(
             found[name] = torch.zeros(expected[name])
             report.missing[name] = "zeros, as the source has no bias there"
     check_shapes(found, expected, report)
-    ours.architectures = [type(model).__name__]
+    report.model = type(model).__name__
+    ours.architectures = [report.model]
     ours.dtype = reduce(torch.promote_types, (weight.dtype for weight in found.values()))
     return model, found, report
 

@@ -28,7 +28,8 @@ def find_file(source: str, name: str) -> Path | None:
     """A file of a folder or of a repository on the Hub, or None when it has none of that name."""
     if Path(source).is_dir():
         return path if (path := Path(source) / name).is_file() else None
-    found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    found = cached_file(source, name, **quiet)
     return None if found is None else Path(found)
 
 
@@ -55,7 +56,7 @@ def read_checkpoint(source: str, allow_pickle: bool = False) -> Checkpoint:
     """
     config = find_file(source, "config.json")
     if config is None:
-        raise ValueError(f"{source} has no config.json")
+        raise ValueError(f"{source} has no config.json, or is neither a folder nor a model of the Hub within reach")
     fields = read_json(config)
     for name in (*FILES, *(PICKLES if allow_pickle else ())):
         if (path := find_file(source, name)) is not None:

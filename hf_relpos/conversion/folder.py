@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import ModelCard, ModelCardData
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_relpos.conversion.checkpoint import find_file, read_json
 from hf_relpos.conversion.rules import Report
 
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 CARD = """---
 {metadata}
@@ -21,8 +20,8 @@ CARD = """---
 
 # {title}
 
-Converted from `{source}` (`{kind}`) to `{model_type}` of hf_relpos, with position scheme {schemes}: the same function of
-the same weights.
+Converted from `{source}` (`{kind}`) to `{model_type}` of hf_relpos, with position scheme {schemes}:
+the same function of the same weights.
 The licence of the original and what its model card says hold for this folder too.
 
 ```python
@@ -54,13 +53,16 @@ def build_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> 
     return model.eval()
 
 
-def write_folder(output: Path, model: PreTrainedModel, source: str, report: Report) -> None:
+def write_folder(
+    output: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, source: str, report: Report
+) -> None:
     """Write model, code, tokenizer and card into a folder beside, which takes its name once it is complete.
 
     Args:
         output: the folder; it may exist, if it is empty.
         model: with its weights.
-        source: the folder or name that was converted, where a tokenizer may be.
+        tokenizer: the checkpoint's, if it has one.
+        source: the folder or name that was converted.
         report: what became of each weight.
     """
     check_output(output)
@@ -70,7 +72,8 @@ def write_folder(output: Path, model: PreTrainedModel, source: str, report: Repo
         if model.can_generate():
             _take_over_tokens(model, source)
         model.save_pretrained(scratch)
-        _copy_tokenizer(source, scratch, report)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(scratch)
         (scratch / "README.md").write_text(_card(output.name, model, source, report), encoding="utf-8")
         mask = os.umask(0)
         os.umask(mask)  # a temporary folder is closed to others
@@ -86,17 +89,6 @@ def _take_over_tokens(model: PreTrainedModel, source: str) -> None:
     if (path := find_file(source, "generation_config.json")) is not None:
         fields = read_json(path)
         model.generation_config.update(**{name: fields[name] for name in TOKENS if name in fields})
-
-
-def _copy_tokenizer(source: str, folder: Path, report: Report) -> None:
-    """Save the source's tokenizer, if it has one that transformers can load."""
-    if not any(find_file(source, name) for name in TOKENIZERS):
-        report.notes.append("there is no tokenizer in a format that transformers reads")
-        return
-    try:
-        AutoTokenizer.from_pretrained(source).save_pretrained(folder)
-    except (ValueError, OSError, ImportError, KeyError) as error:
-        report.notes.append(f"the tokenizer was not copied: {error}")
 
 
 def _card(title: str, model: PreTrainedModel, source: str, report: Report) -> str:

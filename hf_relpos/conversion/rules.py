@@ -59,6 +59,7 @@ class Report:
 
     Attributes:
         source: the kind of checkpoint.
+        model: the class that it became.
         used: the names here that each weight became.
         unused: the reason why a weight was left out, by its name.
         missing: weights of the converted model that the checkpoint has none for, with what they hold instead.
@@ -66,6 +67,7 @@ class Report:
     """
 
     source: str
+    model: str = ""
     used: dict[str, list[str]] = field(default_factory=dict)
     unused: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -74,7 +76,8 @@ class Report:
     @property
     def summary(self) -> str:
         """How many weights were used, and each one that was not, or that the checkpoint did not have."""
-        lines = [f"{len(self.used)} weights used, {len(self.unused)} unused, {len(self.missing)} missing"]
+        counts = f"{len(self.used)} weights used, {len(self.unused)} unused, {len(self.missing)} missing"
+        lines = [f"{self.source} became {self.model}: {counts}"]
         lines += [f"unused: {name}: {reason}" for name, reason in self.unused.items()]
         lines += [f"missing: {name}: {instead}" for name, instead in self.missing.items()]
         return "\n".join(lines + [f"note: {note}" for note in self.notes])

@@ -12,8 +12,8 @@ from hf_relpos.conversion.settings import Settings
 from hf_relpos.modeling_relpos import RelPosDecoderModel
 
 FIRST_MEMORY = (
-    "the first segment has an empty memory, as in the paper's code; transformers gave it mem_len vectors of zeros, and "
-    "attended to them: SegmentMemory(zeros, mem_len) brings those numbers back"
+    "the first segment has an empty memory, as in the paper's code; transformers gave it mem_len zeros, and attended "
+    "to them: SegmentMemory(zeros, mem_len) brings those numbers back"
 )
 LAYER_RULES = [
     move(
