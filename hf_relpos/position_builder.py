@@ -101,8 +101,6 @@ def build_positions(
         valid = key_valid = key_mask(attention_mask, sequence, sequence)
     else:
         valid = key_valid = key_mask(attention_mask, past + sequence, offset + keys)
-    if valid is not None and valid.shape[0] not in (1, shape[0]):
-        raise ValueError(f"attention_mask has {valid.shape[0]} rows, the input a batch of {shape[0]}")
     in_document, documents = _documents(shape, device, valid, reset_mask, cached, memory_length)
     key_document = None if documents is None else pad(documents, (memory_slots, 0))  # memory belongs to document 0
     if memory_length is not None:
@@ -162,6 +160,8 @@ def _documents(
     memory_length: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Tokens before each query in its document, `(batch|1, sequence)`, and the number of its document or None."""
+    if valid is not None and valid.shape[0] not in (1, shape[0]):
+        raise ValueError(f"attention_mask has {valid.shape[0]} rows, the input a batch of {shape[0]}")
     if reset_mask is not None and (cached is not None or tuple(reset_mask.shape) != shape):
         reason = "a KV cache continues one document" if cached is not None else f"expected the shape {shape}"
         raise ValueError(f"reset_mask of shape {tuple(reset_mask.shape)} is refused: {reason}")

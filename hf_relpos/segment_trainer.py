@@ -55,19 +55,20 @@ class SegmentTrainer(Trainer):
             self._train_lanes()
 
     def _refuse_what_breaks_lanes(self) -> None:
-        args = self.args
-        strategy, copies = args.train_sampling_strategy, self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
-        reasons = {
-            "a model with mem_len=0 has no memory: use Trainer": not getattr(self.model.config, "mem_len", 0),
-            f"train_sampling_strategy={strategy!r} shuffles blocks, but memory needs the order of the text: use "
-            "'sequential'": strategy
-            not in ("random", "sequential"),  # random is Trainer's default; it is not followed
-            "dataloader_in_order=False mixes up the rows of batches": not args.dataloader_in_order,
-            "dispatch_batches=True skips to other blocks when a run is resumed": self.accelerator.dispatch_batches,
-            "tensor, context and sequence parallelism give several processes one row": copies > 1,
-        }
-        for reason, applies in reasons.items():
-            if applies:
+        strategy = self.args.train_sampling_strategy
+        copies = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
+        refusals = [
+            (not getattr(self.model.config, "mem_len", 0), "a model with mem_len=0 has no memory: use Trainer"),
+            (
+                strategy not in ("random", "sequential"),  # "random" is Trainer's default, and not followed here
+                f"train_sampling_strategy={strategy!r} shuffles blocks, but memory needs the order of the text",
+            ),
+            (not self.args.dataloader_in_order, "dataloader_in_order=False mixes up the rows of batches"),
+            (self.accelerator.dispatch_batches, "dispatch_batches=True skips to other blocks when a run is resumed"),
+            (copies > 1, "tensor, context and sequence parallelism give several processes one row"),
+        ]
+        for refused, reason in refusals:
+            if refused:
                 raise ValueError(f"SegmentTrainer: {reason}")
 
     def _forget(self) -> None:
@@ -172,10 +173,8 @@ class SegmentTrainer(Trainer):
             return
         lanes = self._train_lanes()
         memory = load_memory(checkpoint, lanes).to(self.args.device)
-        order = torch.arange(lanes.rows).view(
-            self.args.gradient_accumulation_steps, self.accelerator.num_processes, -1
-        )
-        own = order[:, self.accelerator.process_index]
+        shape = self.args.gradient_accumulation_steps, self.accelerator.num_processes, -1
+        own = torch.arange(lanes.rows).view(shape)[:, self.accelerator.process_index]
         self._memories = {step: memory.select(rows) for step, rows in enumerate(own)}
 
 

@@ -22,11 +22,11 @@ SAVES = {"save_strategy": "steps", "save_steps": 1}
     "options",
     [
         {},
-        {"dataloader_num_workers": 1},
+        pytest.param({"dataloader_num_workers": 1}, marks=pytest.mark.slow),
         {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
-        {"gradient_checkpointing": True},
+        pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.slow),
         {"eval_strategy": "steps", "eval_steps": 1},
-        {"bf16": True},
+        pytest.param({"bf16": True}, marks=pytest.mark.slow),
     ],
     ids=lambda options: "-".join(options) or "plain",
 )

@@ -249,7 +249,7 @@ def test_a_batch_size_that_does_not_fit_is_made_smaller_and_the_lanes_anew(tmp_p
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_changes_nothing(tmp_path, reentrant):
     options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
-    assert logged(train(tmp_path, **options)) == pytest.approx(logged(train(tmp_path)), abs=1e-6)
+    assert logged(train(tmp_path, **options)) == pytest.approx(logged(train(tmp_path)), rel=2e-6)  # float32 losses of nine steps
 
 
 def test_memory_keeps_the_dtype_of_the_model(tmp_path):
@@ -262,6 +262,7 @@ def test_memory_keeps_the_dtype_of_the_model(tmp_path):
         assert logged(trainer) == pytest.approx(exact, rel=0.05)
 
 
+@pytest.mark.slow
 def test_compiled(tmp_path):
     compiled = train(tmp_path, torch_compile=True, torch_compile_backend="aot_eager", gradient_accumulation_steps=2)
     assert logged(compiled) == pytest.approx(logged(train(tmp_path, gradient_accumulation_steps=2)), abs=1e-5)
