@@ -200,7 +200,7 @@ class RelPosCrossAttention(RelPosAttention):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the source, `(batch, kv_heads, source, head_dim)` each; cached ones where there are any."""
         if cache is not None and cache.is_updated.get(self.layer_idx):
-            cached = cache.cross_attention_cache.layers[self.layer_idx]
+            cached: Any = cache.cross_attention_cache.layers[self.layer_idx]
             return cached.keys, cached.values
         key, value = self._heads(self.k_proj(source)), self._heads(self.v_proj(source))
         if cache is not None:

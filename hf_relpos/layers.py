@@ -78,10 +78,11 @@ class RelPosLayer(GradientCheckpointingLayer):
             num_layers: number of layers; a pre-norm layer begins its output projections smaller by the root of the
                 number of residuals in the stack, as GPT-2 does.
         """
-        outputs = self.output_projections()
+        outputs: list[Any] = self.output_projections()
+        queries: list[Any] = self.query_projections()
         for projection in outputs if self.pre_norm else []:
             projection.init_gain = (len(outputs) * num_layers) ** -0.5
-        for projection in self.query_projections():
+        for projection in queries:
             projection.init_gain = query_gain
 
     def query_projections(self) -> list[nn.Linear]:

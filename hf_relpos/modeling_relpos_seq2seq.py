@@ -197,7 +197,7 @@ class RelPosSeq2SeqModel(RelPosPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.encoder.get_input_embeddings()
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         for stack in (self.encoder, self.decoder):
             stack.set_input_embeddings(value)
             stack.config.vocab_size = value.num_embeddings
@@ -232,8 +232,9 @@ class RelPosSeq2SeqModel(RelPosPreTrainedModel):
         for name in ("output_attentions", "output_hidden_states"):
             given = kwargs.get(name)
             kwargs[name] = getattr(self.config, name) if given is None else given
+        encoded: Any = encoder_outputs
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
+            encoded = self.encoder(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
@@ -244,13 +245,14 @@ class RelPosSeq2SeqModel(RelPosPreTrainedModel):
                 output_hidden_states=kwargs["output_hidden_states"],
             )
         elif not isinstance(encoder_outputs, ModelOutput):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+            states: tuple[Any, ...] = encoder_outputs
+            encoded = BaseModelOutput(*states)
         decoded = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
             position_ids=decoder_position_ids,
             inputs_embeds=decoder_inputs_embeds,
-            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoded.last_hidden_state,
             encoder_attention_mask=attention_mask,
             **{**kwargs, "return_dict": True},
         )
@@ -260,9 +262,9 @@ class RelPosSeq2SeqModel(RelPosPreTrainedModel):
             decoder_hidden_states=decoded.hidden_states,
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
         )
 
 
@@ -288,11 +290,16 @@ class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMix
         self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
         self.post_init()
 
+    def generate(self, *args: Any, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        """As in transformers. `labels` have no part in it; `Seq2SeqTrainer` hands them on with its batches."""
+        return super().generate(*args, **kwargs)
+
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """What the decoder reads to predict `labels (batch, target)`: these one to the right, with padding for -100."""
-        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        """What the decoder reads to predict `labels (batch, target)`: these one to the right, padding for -100."""
+        start: Any = self.config.decoder_start_token_id
+        pad = start if self.config.pad_token_id is None else self.config.pad_token_id
         shifted = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], 1)
-        return shifted.masked_fill(shifted == -100, start if pad is None else pad)
+        return shifted.masked_fill(shifted == -100, pad)
 
     @can_return_tuple
     def forward(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.utils.hub import cached_file
@@ -29,7 +30,10 @@ def find_file(source: str, name: str) -> Path | None:
     if Path(source).is_dir():
         return path if (path := Path(source) / name).is_file() else None
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    found = cached_file(source, name, **quiet)
+    try:
+        found = cached_file(source, name, **quiet)
+    except HFValidationError as error:
+        raise ValueError(f"{source} is neither a folder nor a name on the Hub") from error
     return None if found is None else Path(found)
 
 
