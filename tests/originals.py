@@ -67,6 +67,7 @@ ORIGINALS: list[tuple[str, str, dict[str, Any]]] = [
     ("t5", "T5ForTokenClassification", {**T5, "num_labels": 3}),
     ("t5", "T5ForConditionalGeneration", T5),
     ("t5", "T5ForConditionalGeneration 1.1", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    ("t5", "T5ForConditionalGeneration even", {**T5, "num_decoder_layers": 2}),
     ("t5", "T5Model", T5),
     ("mt5", "MT5ForConditionalGeneration", T5),
     ("umt5", "UMT5EncoderModel", T5),

@@ -78,10 +78,10 @@ def test_the_class_follows_from_the_weights(source: str, make: Callable[[], Any]
     torch.testing.assert_close(found[1], wanted[1], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("source, make", originals("Llama.*LM$|NeoX.*LM$|Bloom"))
+@pytest.mark.parametrize("source, make", originals("Llama.*LM$|NeoX.*LM$|Bloom|even$"))
 @torch.no_grad()
 def test_same_text(source: str, make: Callable[[], Any]) -> None:
-    """What both generate, one token after the other and with beams."""
+    """What both generate, one token after the other and with beams; T5 cannot with unlike numbers of layers."""
     theirs = make()
     ours, _ = converted(source, named(theirs), theirs.state_dict())
     for beams in (1, 3):
@@ -163,7 +163,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return root
 
 
-RELOADED = "^(?!Llama.*( |Model))(?!.*(narrow|c2p|p2c|1.1|sequential|T5Model|XLNetFor)).*$"
+RELOADED = "^(?!Llama.*( |Model))(?!.*(narrow|even|c2p|p2c|1.1|sequential|T5Model|XLNetFor)).*$"
 
 
 @pytest.mark.parametrize("name", [given.id for given in originals(RELOADED)])

@@ -27,12 +27,12 @@ class Rule:
     reason: str = ""
 
     def apply(self, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The tensors that a weight becomes, by name; each has its own memory once it was changed."""
-        if self.change is None:
-            parts = [weight] * len(self.targets)
-        else:
+        """The tensors that a weight becomes, by name; each has its own memory, unless it is the weight as it was."""
+        parts: Sequence[torch.Tensor] = [weight] * len(self.targets)
+        if self.change is not None:
             changed = self.change(weight)
             parts = [changed] if isinstance(changed, torch.Tensor) else changed
+        if self.change is not None or len(parts) > 1:
             parts = [part.clone(memory_format=torch.contiguous_format) for part in parts]
         names = [re.sub(self.pattern, target, name) for target in self.targets]
         return dict(zip(names, parts, strict=True))
