@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -41,7 +41,7 @@ def convert_checkpoint(
             should be the same, or have surprising shapes.
     """
     model, weights, report = _convert(source, config, state_dict)
-    return model.config, weights, report
+    return cast(RelPosConfig, model.config), weights, report
 
 
 def convert_folder(source: str, output: str | Path, allow_pickle: bool = False) -> Report:

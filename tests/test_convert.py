@@ -16,6 +16,8 @@ from matrix import ids_of
 from originals import converted, original, originals
 from parity import FLOAT32, left_padding
 from safetensors.torch import load_file, save_file
+from test_convert_transfo_xl import written
+from test_hub import SERVER, TOKEN, run_python
 
 from hf_relpos.conversion.vocabulary import word_tokenizer
 from hf_relpos.convert import convert_checkpoint, convert_folder
@@ -155,6 +157,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
             outputs = theirs(ids_of(), **target)
         wanted = {name: outputs[name].contiguous() for name in OUTPUTS if name in outputs}
         save_file(wanted, folder / "wanted.safetensors")
+    convert_transformer_xl(root / "transfo-xl")
     environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "1"}
     script = pathlib.Path(__file__).with_name("reload_folders.py")
     command = ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, "-I", str(script), str(root)]
@@ -163,10 +166,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return root
 
 
+def convert_transformer_xl(folder: pathlib.Path) -> None:
+    """A job with a checkpoint of the paper's code, whose model here agrees with loops over its formulas."""
+    folder.mkdir()
+    report = convert_folder(str(written(folder / "original")), folder / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert report.model == type(model).__name__ and model.config.cutoffs
+    (folder / "job.json").write_text(json.dumps({"auto": "AutoModelForCausalLM", "heads": ["AutoModel"]}))
+    save_file({"ids": ids_of()}, folder / "inputs.safetensors")
+    with torch.no_grad():
+        save_file({"logits": model.eval()(ids_of()).logits}, folder / "wanted.safetensors")
+
+
 RELOADED = "^(?!Llama.*( |Model))(?!.*(narrow|even|c2p|p2c|1.1|sequential|T5Model|XLNetFor)).*$"
 
 
-@pytest.mark.parametrize("name", [given.id for given in originals(RELOADED)])
+@pytest.mark.parametrize("name", [*(given.id for given in originals(RELOADED)), "transfo-xl"])
 def test_converted_folders_load_elsewhere(folders: pathlib.Path, name: str) -> None:
     """Where only torch and transformers are: the outputs of the original."""
     folder = folders / name
@@ -193,3 +208,32 @@ def test_what_a_converted_folder_holds(tmp_path: pathlib.Path) -> None:
     assert "`original` (`llama`)" in card and "AutoModelForCausalLM" in card and report.summary in card
     assert folder.stat().st_mode == (tmp_path / "original").stat().st_mode
     assert sorted(path.name for path in tmp_path.iterdir()) == ["converted", "original"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SERVER.exists(), reason="the hub ../shared/tools is absent")
+def test_a_name_on_the_hub(tmp_path: pathlib.Path) -> None:
+    """Weights and tokenizer are fetched by name, and the card says whose they are."""
+    theirs = original("LlamaForCausalLM", vocab_size=37, hidden_size=48, num_hidden_layers=1, num_attention_heads=6)
+    theirs.float().save_pretrained(tmp_path / "original", max_shard_size="30KB")
+    word_tokenizer(["<unk>", "a", "b"]).save_pretrained(tmp_path / "original")
+    push = "import sys, huggingface_hub as hub; api = hub.HfApi(token=sys.argv[2]); "
+    push += "api.create_repo('me/llama'); api.upload_folder(repo_id='me/llama', folder_path=sys.argv[1])"
+    pull = "import os, sys; os.environ['HF_TOKEN'] = sys.argv[2]; from hf_relpos.__main__ import main; "
+    pull += "main(['convert', 'me/llama', sys.argv[1]])"
+    command = [sys.executable, str(SERVER), "--root", str(tmp_path / "hub"), "--token", TOKEN]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        common = {"PATH": os.environ["PATH"], "HF_ENDPOINT": server.stdout.readline().strip(), "OMP_NUM_THREADS": "1"}
+        package = str(pathlib.Path(__file__).resolve().parents[1])
+        run_python(push, [str(tmp_path / "original"), TOKEN], **common, HF_HOME=str(tmp_path / "here"))
+        run_python(
+            pull, [str(tmp_path / "output"), TOKEN], **common, HF_HOME=str(tmp_path / "there"), PYTHONPATH=package
+        )
+    finally:
+        server.terminate()
+        server.wait()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "output")
+    torch.testing.assert_close(model(ids_of()).logits, theirs(ids_of()).logits, **FLOAT32)
+    assert "base_model: me/llama" in (tmp_path / "output" / "README.md").read_text()
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "output")("b a").input_ids == [2, 1]

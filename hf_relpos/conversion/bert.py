@@ -1,5 +1,7 @@
 """BERT with relative or absolute positions, encoder and decoder, and what its relatives share with it."""
 
+from typing import Any
+
 import torch
 
 from hf_relpos.configuration_relpos import RelPosDecoderConfig, RelPosEncoderConfig
@@ -30,7 +32,7 @@ OTHER_HEADS = leave(
 )
 
 
-def common_fields(settings: Settings) -> dict:
+def common_fields(settings: Settings) -> dict[str, Any]:
     """The fields that BERT and its relatives share."""
     return settings.common() | {
         "intermediate_size": settings("intermediate_size"),
@@ -64,7 +66,7 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     settings.require("add_cross_attention", [False], "there is no attention to an encoder")
     settings.require("position_embedding_type", list(KINDS), "it is unknown")
     causal, kind = settings("is_decoder", False), settings("position_embedding_type", "absolute")
-    fields = common_fields(settings) | {"position_scheme": KINDS[kind]}
+    fields: dict[str, Any] = common_fields(settings) | {"position_scheme": KINDS[kind]}
     rules: list[Rule] = [*LAYER_RULES]
     absolute = r"embeddings\.position_embeddings\.weight"
     if kind == "absolute":

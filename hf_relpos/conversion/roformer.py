@@ -1,5 +1,7 @@
 """RoFormer."""
 
+from typing import Any
+
 import torch
 
 from hf_relpos.configuration_relpos import RelPosDecoderConfig, RelPosEncoderConfig
@@ -17,7 +19,10 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     settings.require("rotary_value", [False], "values are not turned here")
     _check_angles(weights)
     causal = settings("is_decoder", False)
-    fields = common_fields(settings) | {"position_scheme": "rope", "position_parameters": {"interleaved": True}}
+    fields: dict[str, Any] = common_fields(settings) | {
+        "position_scheme": "rope",
+        "position_parameters": {"interleaved": True},
+    }
     if (size := settings("embedding_size", None)) not in (None, fields["hidden_size"]):
         fields |= {"embedding_size": size, "embedding_norm": "before_projection"}
     rules = [

@@ -134,7 +134,8 @@ def settle_tied(found: dict[str, torch.Tensor], tied: Mapping[str, str], report:
     """
     pairs = {target: source for target, source in tied.items() if target in found or source in found}
     for target, source in pairs.items():
-        found.setdefault(source, found.get(target))
+        if source not in found:
+            found[source] = found[target]
     head = {target for target in pairs if target.startswith("lm_head.")}
     if all(torch.equal(found.get(name, found[pairs[name]]), found[pairs[name]]) for name in head):
         left_out = set(tied)

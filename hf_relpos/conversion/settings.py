@@ -22,8 +22,7 @@ class Settings:
 
     def __init__(self, source: str, config: PreTrainedConfig | dict[str, Any]) -> None:
         self.source = source
-        kind = config.get("model_type", source) if isinstance(config, dict) else None
-        if isinstance(config, dict) and kind in CONFIG_MAPPING:
+        if isinstance(config, dict) and (kind := str(config.get("model_type", source))) in CONFIG_MAPPING:
             config = CONFIG_MAPPING[kind].from_dict(dict(config))
         self._config = config
         self._values: dict[str, Any] = config if isinstance(config, dict) else config.to_dict()
