@@ -13,6 +13,7 @@ import torch
 from hf_relpos import SCHEMES
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosSeq2SeqConfig
 from hf_relpos.positions import relative_shift
 from hf_relpos.schemes_bias import alibi_slopes
 from hf_relpos.schemes_bias import t5_bucket
@@ -21,6 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 CASES = ROOT.parent / "shared" / "cases"
 FILES = sorted(path.stem for path in (CASES / "cases").glob("*.py"))
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FILES, reason="the case log ../shared/cases is absent")]
+USES = {"decoder": {"causal"}, "encoder": {"bidirectional"}, "seq2seq": {"causal", "bidirectional"}}
 T5_NAMES = {"max_distance": "max_distance", "num_buckets": "num_buckets"}
 
 
@@ -44,8 +46,8 @@ def make_api():
     class Product(module.Api):
         REPO = str(ROOT)
         SCHEMES = {
-            kind: [name for name, cls in SCHEMES.items() if use not in cls.refuses]
-            for kind, use in (("decoder", "causal"), ("encoder", "bidirectional"))
+            kind: [name for name, cls in SCHEMES.items() if not uses & {*cls.refuses}]
+            for kind, uses in USES.items()
         }
 
         def config(self, kind, scheme, **fields):
@@ -92,7 +94,8 @@ def test_case(name: str, monkeypatch) -> None:
         api.SCHEMES = {kind: [scheme for scheme in names if scheme != "xlnet"] for kind, names in api.SCHEMES.items()}
     if hasattr(case, "memlen"):
         case.memlen = memory_length
-    for config in (RelPosDecoderConfig, RelPosEncoderConfig):  # one case looks for T5's distances as plain attributes
+    # One case looks for T5's distances as plain attributes.
+    for config in (RelPosDecoderConfig, RelPosEncoderConfig, RelPosSeq2SeqConfig):
         for attribute, parameter in T5_NAMES.items():
             read = property(lambda self, parameter=parameter: self.position_parameters.get(parameter))
             monkeypatch.setattr(config, attribute, read, raising=False)
