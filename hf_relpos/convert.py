@@ -69,13 +69,14 @@ def _convert(
     source: str, config: PreTrainedConfig | dict[str, Any], state_dict: Mapping[str, torch.Tensor]
 ) -> tuple[PreTrainedModel, dict[str, torch.Tensor], Report]:
     """The model without memory, its weights, and the report."""
-    settings = Settings(source_name(source), config)
+    kind = source_name(source)
     try:
-        plan = SOURCES[settings.source](settings, state_dict)
-    except StrictDataclassError as error:
-        raise ValueError(f"{settings.source}: {error}") from error
+        settings = Settings(kind, config)
+        plan = SOURCES[kind](settings, state_dict)
+    except (StrictDataclassError, TypeError) as error:
+        raise ValueError(f"{kind}: a field of the configuration is not what it should be: {error}") from error
     head = plan.choose_head(settings.architectures, state_dict)
-    ours, report = plan.config, Report(settings.source, notes=list(plan.notes))
+    ours, report = plan.config, Report(kind, notes=list(plan.notes))
     if head is not None and head.model.__name__.endswith("Classification"):
         ours.id2label, ours.label2id = settings("id2label"), settings("label2id")
     if settings.unread:

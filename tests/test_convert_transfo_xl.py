@@ -211,6 +211,8 @@ def test_a_vocabulary_that_is_none(tmp_path: pathlib.Path, content: Any) -> None
         ({"same_length": True, "mem_len": 0}, "same_length=True cannot be converted with mem_len=0"),
         ({"cutoffs": [20, 9, 30]}, r"cutoffs=\[20, 9, 30\] must rise"),
         ({"n_layer": None}, "the configuration has no n_layer"),
+        ({"n_layer": "two"}, "a field of the configuration is not what it should be"),
+        ({"cutoffs": 9}, "a field of the configuration is not what it should be"),
     ],
 )
 def test_refused_settings(settings: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:

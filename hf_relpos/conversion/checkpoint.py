@@ -10,7 +10,7 @@ import torch
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers.utils.hub import cached_file
+from transformers.utils.hub import cached_file, has_file
 
 FILES = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -65,7 +65,7 @@ def read_checkpoint(source: str, allow_pickle: bool = False) -> Checkpoint:
     for name in (*FILES, *(PICKLES if allow_pickle else ())):
         if (path := find_file(source, name)) is not None:
             return Checkpoint(source, fields, _read_weights(source, path))
-    if any(find_file(source, name) for name in PICKLES):
+    if any(has_file(source, name) for name in PICKLES):  # which need not be fetched to say so
         raise ValueError(f"{source} holds its weights as a pickle only ({PICKLES[0]}): --allow_pickle reads it")
     raise ValueError(f"{source} has no weights: none of {', '.join((*FILES, *PICKLES))}")
 

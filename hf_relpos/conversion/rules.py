@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 Weights = Mapping[str, torch.Tensor]
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Change = Callable[[torch.Tensor], torch.Tensor | Sequence[torch.Tensor]]
 
 
@@ -152,7 +153,7 @@ def check_shapes(found: Weights, expected: Mapping[str, torch.Size], report: Rep
     """Refuse weights that are not those of the converted model.
 
     Raises:
-        ValueError: names each weight that is missing or has a surprising shape.
+        ValueError: names each weight that is missing, or has a surprising shape or number format.
     """
     origin = {target: f"{name} became {target}" for name, targets in report.used.items() for target in targets}
     problems = []
@@ -162,6 +163,8 @@ def check_shapes(found: Weights, expected: Mapping[str, torch.Size], report: Rep
             problems.append(f"{where}, which the model does not have")
         elif weight.shape != expected[name]:
             problems.append(f"{where}, expected {tuple(expected[name])}")
+        elif weight.dtype not in FLOATS:
+            problems.append(f"{where} is of {weight.dtype}: quantised weights cannot be converted")
     absent = [name for name in expected if name not in found]
     problems += [f"no weight for {name} of shape {tuple(expected[name])}" for name in absent]
     if problems:
