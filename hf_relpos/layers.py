@@ -49,7 +49,7 @@ class RelPosLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
-        """One layer over `(batch, query, hidden_size)`, with `memory (batch, slots, hidden_size)` in front of the keys.
+        """One layer over `(batch, query, hidden_size)`, behind `memory (batch, slots, hidden_size)` among the keys.
 
         The memory holds inputs of this layer as they were, so a pre-norm layer normalises it like the segment.
         """

@@ -46,8 +46,7 @@ def make_api():
     class Product(module.Api):
         REPO = str(ROOT)
         SCHEMES = {
-            kind: [name for name, cls in SCHEMES.items() if not uses & {*cls.refuses}]
-            for kind, uses in USES.items()
+            kind: [name for name, cls in SCHEMES.items() if not uses & {*cls.refuses}] for kind, uses in USES.items()
         }
 
         def config(self, kind, scheme, **fields):

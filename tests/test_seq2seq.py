@@ -295,17 +295,14 @@ def test_logits_to_keep() -> None:
     assert torch.equal(model(**given, logits_to_keep=torch.tensor([0, 4])).logits, logits[:, [0, 4]])
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
-@pytest.mark.parametrize("pair", [pytest.param(ROPE, id="rope"), pytest.param(Pair("t5", "shaw"), id="t5-shaw")])
-def test_gradient_checkpointing(pair: Pair) -> None:
-    """The same gradients, those of the encoder included, by both kinds of checkpoints."""
-    results = []
-    for kind in (None, {"use_reentrant": False}, {"use_reentrant": True}):
-        model, given = pair.model(head=True).train(), inputs(padding=3)
-        if kind is not None:
-            model.gradient_checkpointing_enable(kind)
-        loss = model(**given, labels=given["decoder_input_ids"]).loss
-        loss.backward()
-        results.append([loss, *(weight.grad for weight in model.parameters())])
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0], **EXACT)
+def test_mask_of_four_dimensions_and_token_types() -> None:
+    """What no token of the source sees is not attended to; token types enter the encoder alone."""
+    model, given = ROPE.model(type_vocab_size=2), inputs(padding=3)
+    wanted = model(**given).last_hidden_state
+    four = given["attention_mask"].bool()[:, None, None].expand(-1, -1, SOURCE, -1)
+    torch.testing.assert_close(model(**{**given, "attention_mask": four}).last_hidden_state, wanted, **EXACT)
+    types = torch.zeros(BATCH, SOURCE, dtype=torch.long)
+    assert torch.equal(model(**given, token_type_ids=types).last_hidden_state, wanted)
+    assert not torch.allclose(model(**given, token_type_ids=types + 1).last_hidden_state, wanted)
+    with pytest.raises(ValueError, match="attention_mask covers 4 tokens, expected 9"):
+        model(**{**given, "attention_mask": torch.ones(BATCH, 4)})
