@@ -23,7 +23,8 @@ class RelPosMLP(nn.Module):
 
     def __init__(self, config: RelPosConfig) -> None:
         super().__init__()
-        size, inner = config.hidden_size, config.intermediate_size
+        size = config.hidden_size
+        inner: Any = config.intermediate_size
         self.up_proj = nn.Linear(size, inner, bias=config.mlp_bias)
         self.gate_proj = nn.Linear(size, inner, bias=config.mlp_bias) if config.gated_mlp else None
         self.down_proj = nn.Linear(inner, size, bias=config.mlp_bias)

@@ -292,7 +292,7 @@ class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMix
 
     def generate(self, *args: Any, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """As in transformers. `labels` have no part in it; `Seq2SeqTrainer` hands them on with its batches."""
-        return super().generate(*args, **kwargs)
+        return super().generate(*args, **kwargs)  # pyright: ignore
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """What the decoder reads to predict `labels (batch, target)`: these one to the right, padding for -100."""
