@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from hf_relpos.cards import write_model_card
 from hf_relpos.comparison import add_compare
 from hf_relpos.convert import add_convert
-from hf_relpos.report import compressed_bits_per_byte, format_summary
+from hf_relpos.report import compressed_bits_per_byte
+from hf_relpos.report import format_summary
 from hf_relpos.scheme_reference import add_schemes
-from hf_relpos.training import evaluate, prepare
+from hf_relpos.training import evaluate
+from hf_relpos.training import prepare
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,9 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def add_evaluate(commands) -> None:
     """`evaluate`: what a model folder makes of a text."""
-    parser = commands.add_parser(
-        "evaluate", help="loss, perplexity, bits per byte and accuracy of a model folder on a text"
-    )
+    parser = commands.add_parser("evaluate", help="loss, perplexity, bits per byte and accuracy of a model folder on a text")
     parser.add_argument("folder", help="folder of a model and its tokenizer, or their name on the Hub")
     parser.add_argument("text", nargs="*", help="files, folders or patterns; default: validation part of the stdlib")
     parser.add_argument("--text_column", default="text", help="column of jsonl, csv and parquet files (default: text)")

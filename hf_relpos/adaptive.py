@@ -36,8 +36,7 @@ class AdaptiveEmbedding(nn.Module):
         super().__init__()
         self.bounds = cluster_bounds(config)
         self.tables = nn.ModuleList(
-            nn.Embedding(end - start, width)
-            for (start, end), width in zip(self.bounds, cluster_widths(config), strict=True)
+            nn.Embedding(end - start, width) for (start, end), width in zip(self.bounds, cluster_widths(config), strict=True)
         )
         sizes = cluster_widths(config) if _projects(config) else []
         self.projections = nn.ModuleList(nn.Linear(size, config.hidden_size, bias=False) for size in sizes)

@@ -7,13 +7,15 @@ YAML; the command line wins. A YAML file may name a `base:` (a path relative to 
 import argparse
 import difflib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser
+from transformers import TrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 
 ABOUT = "Train and evaluate a causal or masked language model; any argument may also stand in the YAML file."

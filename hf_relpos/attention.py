@@ -94,7 +94,9 @@ class RelPosAttention(nn.Module):
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (batch, heads, length, head_dim)
 
-    def project_context(self, context: torch.Tensor, scheme: PositionScheme, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def project_context(
+        self, context: torch.Tensor, scheme: PositionScheme, prepared: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys, encoded, and values of `(batch, length, hidden_size)`: `(batch, kv_heads, length, head_dim)` each."""
         return scheme.encode_key(self._heads(self.k_proj(context)), prepared), self._heads(self.v_proj(context))
 
@@ -195,9 +197,7 @@ class RelPosCrossAttention(RelPosAttention):
         super().__init__(config, layer_idx)
         self.is_causal = False
 
-    def _project_source(
-        self, source: torch.Tensor, cache: EncoderDecoderCache | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _project_source(self, source: torch.Tensor, cache: EncoderDecoderCache | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the source, `(batch, kv_heads, source, head_dim)` each; cached ones where there are any."""
         if cache is not None and cache.is_updated.get(self.layer_idx):
             cached: Any = cache.cross_attention_cache.layers[self.layer_idx]

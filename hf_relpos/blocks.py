@@ -11,10 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, IterableDataset
-from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase, default_data_collator
+from datasets import Dataset
+from datasets import IterableDataset
+from transformers import DataCollatorForLanguageModeling
+from transformers import PreTrainedTokenizerBase
+from transformers import default_data_collator
 
-from hf_relpos.tokenization import end_token_id, pad_token_id, start_token_id
+from hf_relpos.tokenization import end_token_id
+from hf_relpos.tokenization import pad_token_id
+from hf_relpos.tokenization import start_token_id
 
 IGNORED = -100
 TOKENIZING: dict[str, Any] = {"input_columns": "text", "batched": True, "batch_size": 100, "remove_columns": ["text"]}
@@ -65,9 +70,7 @@ def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> dict[str,
     return {"input_ids": [[start, *tokens] for tokens in found["input_ids"]]}
 
 
-def cut_blocks(
-    documents: Sequence[Any], block_size: int, end: int, padding: int | None = None
-) -> dict[str, np.ndarray]:
+def cut_blocks(documents: Sequence[Any], block_size: int, end: int, padding: int | None = None) -> dict[str, np.ndarray]:
     """Cut tokenized documents into blocks.
 
     Args:

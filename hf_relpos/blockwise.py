@@ -6,7 +6,8 @@ autograd carry the score gradient from the block's bias to the scheme's tables, 
 backward.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -115,7 +116,9 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, positions: Positions, scale: float, *tensors: torch.Tensor | None) -> torch.Tensor:
         parts = Attended(*tensors)
-        output = torch.empty(*parts.query.shape[:-1], parts.value.shape[-1], dtype=parts.value.dtype, device=parts.value.device)
+        output = torch.empty(
+            *parts.query.shape[:-1], parts.value.shape[-1], dtype=parts.value.dtype, device=parts.value.device
+        )
         lse = torch.empty(parts.query.shape[:-1], dtype=torch.promote_types(output.dtype, torch.float32), device=output.device)
         low = positions.bounds[0]
         for block in blocks(positions):

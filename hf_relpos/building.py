@@ -5,17 +5,15 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_MASKED_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import CONFIG_MAPPING
+from transformers import MODEL_FOR_MASKED_LM_MAPPING
+from transformers import AutoConfig
+from transformers import AutoModelForCausalLM
+from transformers import AutoModelForMaskedLM
+from transformers import GenerationConfig
+from transformers import PreTrainedConfig
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase
 
 from hf_relpos.arguments import ModelArguments
 from hf_relpos.evaluation import position_bound
@@ -62,9 +60,7 @@ def build_config(arguments: ModelArguments, block_size: int | None) -> PreTraine
         return _adjusted(_load_config(arguments.model_name_or_path), fields, arguments.model_name_or_path)
     if arguments.model_type not in CONFIG_MAPPING:
         families = sorted(name for name in CONFIG_MAPPING if name.startswith("relpos"))
-        raise ValueError(
-            f"unknown model_type={arguments.model_type!r}; one of {families}, or another of transformers'"
-        )
+        raise ValueError(f"unknown model_type={arguments.model_type!r}; one of {families}, or another of transformers'")
     family = CONFIG_MAPPING[arguments.model_type]
     _refuse_unknown(fields, family)
     fields = {"max_position_embeddings": block_size or DEFAULT_BLOCK_SIZE, **fields}
@@ -79,9 +75,7 @@ def is_masked(config: PreTrainedConfig) -> bool:
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING
 
 
-def build_model(
-    arguments: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedModel:
+def build_model(arguments: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The language model of a configuration, new or with the weights of `model_name_or_path`."""
     auto = AutoModelForMaskedLM if is_masked(config) else AutoModelForCausalLM
     options: dict[str, Any] = {}

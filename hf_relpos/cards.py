@@ -7,14 +7,21 @@ from string import Template
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult
+from huggingface_hub import ModelCard
+from huggingface_hub import ModelCardData
 from safetensors import safe_open
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig
+from transformers import PreTrainedConfig
 
-from hf_relpos.arguments import DataArguments, ModelArguments, RunArguments
+from hf_relpos.arguments import DataArguments
+from hf_relpos.arguments import ModelArguments
+from hf_relpos.arguments import RunArguments
 from hf_relpos.building import is_masked
 from hf_relpos.evaluation import position_bound
-from hf_relpos.run_folder import MAY_DIFFER, describe_run, read_record
+from hf_relpos.run_folder import MAY_DIFFER
+from hf_relpos.run_folder import describe_run
+from hf_relpos.run_folder import read_record
 
 SAMPLE = "sample.txt"
 # In an installed package the template lies beside this file, in the repository in its own folder.
@@ -150,9 +157,7 @@ def _text(text: dict[str, Any]) -> str:
 
 
 def _results(numbers: dict[str, Any]) -> str:
-    found = {
-        name: prefix for name, prefix in (("validation", "eval"), ("test", "test")) if f"{prefix}_loss" in numbers
-    }
+    found = {name: prefix for name, prefix in (("validation", "eval"), ("test", "test")) if f"{prefix}_loss" in numbers}
     if not found:
         return "Not evaluated."
     lines = ["| | " + " | ".join(found) + " |", "|---|" + "---:|" * len(found)]

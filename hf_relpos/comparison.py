@@ -75,9 +75,7 @@ def run_one(config: str, choice: Choice, seed: int, folder: Path, rest: Sequence
             "auto",
         ]
         command = [sys.executable, "-c", RUN, *argv, "--disable_tqdm", "true", "--sample_tokens", "0", *rest]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-        )
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
         if done.returncode or not results.is_file():
             last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
             raise ValueError(f"the run {folder.name} failed: {' '.join(last)}")
@@ -96,9 +94,7 @@ def summarise(found: dict[Choice, list[dict[str, Any]]]) -> list[dict[str, Any]]
         losses = [run["eval_loss"] for run in runs]
         row = dict(choice.settings) | {"seeds": len(runs), "eval_loss": statistics.mean(losses)}
         row["spread"] = max(losses) - min(losses) if len(losses) > 1 else None
-        row |= {
-            key: mean(runs, key) for key in ("eval_bits_per_byte", "eval_perplexity", "eval_accuracy", "train_runtime")
-        }
+        row |= {key: mean(runs, key) for key in ("eval_bits_per_byte", "eval_perplexity", "eval_accuracy", "train_runtime")}
         rows.append(row)
     return sorted(rows, key=lambda row: row["eval_loss"])
 
@@ -117,9 +113,7 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         )
 
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return (
-        "\n".join(lines + ["| " + " | ".join(cell(row[column]) for column in columns) + " |" for row in rows]) + "\n"
-    )
+    return "\n".join(lines + ["| " + " | ".join(cell(row[column]) for column in columns) + " |" for row in rows]) + "\n"
 
 
 def draw(found: dict[Choice, list[dict[str, Any]]], path: Path) -> None:
@@ -140,9 +134,7 @@ def draw(found: dict[Choice, list[dict[str, Any]]], path: Path) -> None:
 
 def add_compare(commands: Any) -> None:
     """`compare`: train several choices and seeds, and tabulate them."""
-    parser = commands.add_parser(
-        "compare", help="train several choices and seeds, and make a table and a plot of them"
-    )
+    parser = commands.add_parser("compare", help="train several choices and seeds, and make a table and a plot of them")
     parser.add_argument("config", help="YAML file of train_lm.py that all runs share")
     parser.add_argument(
         "--vary",

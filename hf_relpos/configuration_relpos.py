@@ -2,7 +2,9 @@
 
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any, ClassVar, Literal
+from typing import Any
+from typing import ClassVar
+from typing import Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
@@ -145,7 +147,9 @@ class RelPosConfig(PreTrainedConfig):
         for keyword in kwargs:
             close = get_close_matches(keyword, names, n=2, cutoff=0.8)
             if close and keyword not in names:
-                raise ValueError(f"unknown field {keyword!r} of {type(self).__name__}; did you mean {' or '.join(map(repr, close))}?")
+                raise ValueError(
+                    f"unknown field {keyword!r} of {type(self).__name__}; did you mean {' or '.join(map(repr, close))}?"
+                )
 
     def _complete_heads(self) -> None:
         """Derive the head size and the number of key and value heads, or refuse numbers that do not divide."""
@@ -160,7 +164,9 @@ class RelPosConfig(PreTrainedConfig):
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(f"num_key_value_heads={self.num_key_value_heads} does not divide {self.num_attention_heads} heads")
+            raise ValueError(
+                f"num_key_value_heads={self.num_key_value_heads} does not divide {self.num_attention_heads} heads"
+            )
 
 
 @strict
@@ -222,7 +228,9 @@ class RelPosDecoderConfig(RelPosConfig):
         if self.sliding_window == "auto":
             self.sliding_window = self.mem_len + 1 if self.mem_len else None
         if self.sliding_window is not None and self.sliding_window < 2:
-            raise ValueError(f"sliding_window={self.sliding_window} must be at least 2 (the query and one key before it) or None")
+            raise ValueError(
+                f"sliding_window={self.sliding_window} must be at least 2 (the query and one key before it) or None"
+            )
         kind = "full_attention" if self.sliding_window is None else "sliding_attention"
         self.layer_types = [kind] * self.num_hidden_layers
         super().__post_init__(**kwargs)

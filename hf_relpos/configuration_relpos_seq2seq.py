@@ -1,7 +1,9 @@
 """Configuration of encoder-decoders: the fields of all families, and schemes for each of the two stacks."""
 
 from dataclasses import fields
-from typing import Any, ClassVar, Literal
+from typing import Any
+from typing import ClassVar
+from typing import Literal
 
 from huggingface_hub.dataclasses import strict
 

@@ -4,19 +4,31 @@ import argparse
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+from typing import cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
+from transformers import PreTrainedModel
 
 from hf_relpos.configuration_relpos import RelPosConfig
-from hf_relpos.conversion.checkpoint import Checkpoint, read_checkpoint
-from hf_relpos.conversion.folder import build_model, check_output, write_folder
-from hf_relpos.conversion.plan import Head, Plan
-from hf_relpos.conversion.rules import Report, Rule, apply_rules, check_shapes, settle_tied, under
+from hf_relpos.conversion.checkpoint import Checkpoint
+from hf_relpos.conversion.checkpoint import read_checkpoint
+from hf_relpos.conversion.folder import build_model
+from hf_relpos.conversion.folder import check_output
+from hf_relpos.conversion.folder import write_folder
+from hf_relpos.conversion.plan import Head
+from hf_relpos.conversion.plan import Plan
+from hf_relpos.conversion.rules import Report
+from hf_relpos.conversion.rules import Rule
+from hf_relpos.conversion.rules import apply_rules
+from hf_relpos.conversion.rules import check_shapes
+from hf_relpos.conversion.rules import settle_tied
+from hf_relpos.conversion.rules import under
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.conversion.sources import SOURCES, source_name
+from hf_relpos.conversion.sources import SOURCES
+from hf_relpos.conversion.sources import source_name
 from hf_relpos.conversion.vocabulary import find_tokenizer
 
 __all__ = ["SOURCES", "Report", "add_convert", "convert_checkpoint", "convert_folder"]
@@ -117,14 +129,10 @@ def _kind(checkpoint: Checkpoint) -> str:
 
 def add_convert(commands: Any) -> None:
     """`convert`: bring a checkpoint of another architecture home."""
-    parser = commands.add_parser(
-        "convert", help="turn a checkpoint of another architecture into a folder of this package"
-    )
+    parser = commands.add_parser("convert", help="turn a checkpoint of another architecture into a folder of this package")
     parser.add_argument("source", help="folder of the checkpoint, or its name on the Hub")
     parser.add_argument("output", help="new folder")
-    parser.add_argument(
-        "--allow_pickle", action="store_true", help="read a .bin file; nothing but tensors is unpickled"
-    )
+    parser.add_argument("--allow_pickle", action="store_true", help="read a .bin file; nothing but tensors is unpickled")
     parser.epilog = f"What can be converted, by model_type: {', '.join(SOURCES)}."
     parser.set_defaults(run=run_convert)
 

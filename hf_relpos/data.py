@@ -12,9 +12,13 @@ import platform
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+from typing import TypeVar
 
-from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset
+from datasets import Dataset
+from datasets import IterableDataset
+from datasets import concatenate_datasets
+from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from hf_relpos.arguments import DataArguments
@@ -52,9 +56,7 @@ def load_documents(arguments: DataArguments) -> Documents:
     files = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
     files = {split: names for split, names in files.items() if names}
     if files and arguments.dataset_name:
-        raise ValueError(
-            f"dataset_name={arguments.dataset_name!r} and {'_file, '.join(files)}_file exclude each other"
-        )
+        raise ValueError(f"dataset_name={arguments.dataset_name!r} and {'_file, '.join(files)}_file exclude each other")
     if files:
         found = Documents(**{split: load_files(names, arguments.text_column) for split, names in files.items()})
     elif arguments.dataset_name in (None, STDLIB):

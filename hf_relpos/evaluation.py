@@ -1,24 +1,24 @@
 """What a language model makes of text: exact, token-weighted numbers, whatever the batches were."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    DynamicCache,
-    EvalPrediction,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import DynamicCache
+from transformers import EvalPrediction
+from transformers import PreTrainedConfig
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase
 
 from hf_relpos.blocks import IGNORED
 from hf_relpos.metrics import compute_metric
-from hf_relpos.tokenization import end_token_id, start_token_id
+from hf_relpos.tokenization import end_token_id
+from hf_relpos.tokenization import start_token_id
 
 
 def score_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], targets: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, StackDataset
+from torch.utils.data import Dataset
+from torch.utils.data import IterableDataset
+from torch.utils.data import StackDataset
 
 from hf_relpos.blocks import IGNORED
 

@@ -30,10 +30,10 @@ from .attention import RelPosAttention
 from .configuration_relpos import RelPosConfig
 from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos import RelPosEncoderConfig
-from .position_builder import build_positions
 from .generation_relpos import MemoryGenerationMixin
 from .layers import RelPosLayer
 from .layers import make_norm
+from .position_builder import build_positions
 from .positions import Positions
 from .scheme_base import PositionScheme
 from .schemes import build_schemes
@@ -330,7 +330,11 @@ class RelPosDecoderModel(RelPosStack):
             use_cache = False  # packed documents are not continued token by token
         cache = self._resolve_cache(cache, use_cache, memory, batch)
         if memory is not None:
-            like = embeds if self.embed_projection is None else self.embed_projection.weight.new_empty(1, 1, self.config.hidden_size)
+            like = (
+                embeds
+                if self.embed_projection is None
+                else self.embed_projection.weight.new_empty(1, 1, self.config.hidden_size)
+            )
             memory = check_memory(memory, batch, self.config.num_hidden_layers, self.config.mem_len, like)
         positions = build_positions(
             (batch, sequence),
@@ -359,7 +363,9 @@ class RelPosDecoderModel(RelPosStack):
         if memory is not None and self.config.mem_len == 0:
             raise ValueError("memory was given to a model with mem_len=0: set mem_len to use segment memory")
         if memory is not None and (cache is not None or use_cache):
-            raise ValueError("memory and a key/value cache exclude each other: model.memory_to_cache(memory) turns one into the other")
+            raise ValueError(
+                "memory and a key/value cache exclude each other: model.memory_to_cache(memory) turns one into the other"
+            )
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
             if cache is not None or use_cache:
                 logger.warning_once("use_cache=True is incompatible with gradient checkpointing: no cache is used")
@@ -457,7 +463,9 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
         logits = self.lm_head(hidden_states)
         return self._token_loss(logits, labels, True, kwargs), logits
 
-    def create_masks_for_generate(self, attention_mask: torch.Tensor | None, cache: Cache, **kwargs: Any) -> torch.Tensor | None:
+    def create_masks_for_generate(
+        self, attention_mask: torch.Tensor | None, cache: Cache, **kwargs: Any
+    ) -> torch.Tensor | None:
         """The padding mask as it is, but as wide as a static cache, so that its shape stays the same from step to step."""
         if attention_mask is None:
             return None

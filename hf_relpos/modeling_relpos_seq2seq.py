@@ -164,9 +164,7 @@ class RelPosCrossDecoder(RelPosDecoderModel):
         )
         return RelPosCrossModelOutput(last_hidden_state=hidden_states, cache=both)
 
-    def _resolve_both_caches(
-        self, cache: Cache | None, use_cache: bool | None, batch: int
-    ) -> EncoderDecoderCache | None:
+    def _resolve_both_caches(self, cache: Cache | None, use_cache: bool | None, batch: int) -> EncoderDecoderCache | None:
         """The cache of target and source of this pass, or None."""
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         own = self._resolve_cache(own, use_cache, None, batch)

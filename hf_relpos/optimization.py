@@ -106,3 +106,17 @@ class OptimizerFactory:
         if muon_learning_rate is None:
             return adamw
         return MuonWithAdamW(torch.optim.Muon(kinds["matrices"], lr=muon_learning_rate, weight_decay=weight_decay), adamw)
+
+
+def optimizer_by_kind(args: Any) -> tuple[Any, dict[str, Any]] | None:
+    """An optimizer with rates by kind of parameter, when one is given; else None, and Trainer makes `--optim`."""
+    if args.muon_learning_rate is None and args.position_learning_rate is None:
+        return None
+    return OptimizerFactory, {
+        "muon_learning_rate": args.muon_learning_rate,
+        "position_learning_rate": args.position_learning_rate,
+        "learning_rate": args.learning_rate,
+        "weight_decay": args.weight_decay,
+        "betas": (args.adam_beta1, args.adam_beta2),
+        "eps": args.adam_epsilon,
+    }

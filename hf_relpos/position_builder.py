@@ -197,7 +197,9 @@ def _given_positions(position_ids: torch.Tensor, own: torch.Tensor, key: torch.T
         position_ids = position_ids[None]
     sequence, keys = own.shape[0], key.shape[1]
     if position_ids.shape[-1] not in (sequence, keys):
-        raise ValueError(f"position_ids number {position_ids.shape[-1]} tokens, expected {sequence} (new) or {keys} (all keys)")
+        raise ValueError(
+            f"position_ids number {position_ids.shape[-1]} tokens, expected {sequence} (new) or {keys} (all keys)"
+        )
     if position_ids.shape[-1] == keys:
         return position_ids.index_select(1, own), position_ids
     earlier = torch.arange(keys, device=own.device) - own[0] + position_ids[:, :1]

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase
+from transformers import set_seed
 
 from hf_relpos.evaluation import position_bound
 from hf_relpos.tokenization import start_token_id
@@ -64,9 +66,7 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: s
 
 def format_summary(metrics: dict[str, Any], continuation: str | None = None) -> str:
     """The metrics of the texts "eval" and "test" as a table, and the sampled text below it."""
-    found = {
-        name: prefix for name, prefix in (("validation", "eval"), ("test", "test")) if f"{prefix}_loss" in metrics
-    }
+    found = {name: prefix for name, prefix in (("validation", "eval"), ("test", "test")) if f"{prefix}_loss" in metrics}
     lines = ["", " " * 22 + "".join(f"{name:>14}" for name in found)]
     for row, style in ROWS.items():
         values = [metrics.get(f"{prefix}_{row}") for prefix in found.values()]

@@ -6,7 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hf_relpos.arguments import DataArguments, ModelArguments, RunArguments
+from hf_relpos.arguments import DataArguments
+from hf_relpos.arguments import ModelArguments
+from hf_relpos.arguments import RunArguments
 
 RECORD = "run_arguments.json"
 TRACES = (RECORD, "config.json", "README.md", "*.safetensors", "*_results.json", "trainer_state.json", "checkpoint-*")
@@ -15,9 +17,7 @@ MAY_DIFFER = ("output_dir", "overwrite_", "resume_", "do_", "max_steps", "num_tr
 MAY_DIFFER += ("log", "report_to", "run_name", "disable_tqdm", "hub_", "push_to_hub", "dataloader_", "sample_")
 
 
-def describe_run(
-    model: ModelArguments, data: DataArguments, run: RunArguments, text: dict[str, Any]
-) -> dict[str, Any]:
+def describe_run(model: ModelArguments, data: DataArguments, run: RunArguments, text: dict[str, Any]) -> dict[str, Any]:
     """What a run is made of, as JSON: its arguments, and the text it read."""
     record = {"model": asdict(model), "data": asdict(data), "training": run.to_dict(), "text": text}
     return json.loads(json.dumps(record, default=str))

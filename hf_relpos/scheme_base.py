@@ -7,7 +7,8 @@ do, a dense tensor. `attention.py` turns the description into numbers for whiche
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import nn

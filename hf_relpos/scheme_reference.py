@@ -1,6 +1,6 @@
 """The reference of all schemes, generated from the code: one page and one picture a scheme, and the table of the README.
 
-    python -m hf_relpos schemes docs/schemes
+python -m hf_relpos schemes docs/schemes
 """
 
 import argparse
@@ -12,10 +12,14 @@ import torch
 from torch import nn
 
 from hf_relpos.attention import RelPosAttention
-from hf_relpos.configuration_relpos import RelPosConfig, RelPosDecoderConfig, RelPosEncoderConfig
+from hf_relpos.configuration_relpos import RelPosConfig
+from hf_relpos.configuration_relpos import RelPosDecoderConfig
+from hf_relpos.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.position_builder import build_positions
-from hf_relpos.scheme_base import PositionScheme, dense_bias
-from hf_relpos.schemes import SCHEMES, build_scheme
+from hf_relpos.scheme_base import PositionScheme
+from hf_relpos.scheme_base import dense_bias
+from hf_relpos.schemes import SCHEMES
+from hf_relpos.schemes import build_scheme
 
 USES = ("causal", "bidirectional", "memory")
 SIZES = {"vocab_size": 8, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}

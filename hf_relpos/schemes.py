@@ -6,12 +6,12 @@ from .scheme_base import PositionScheme
 from .schemes_absolute import LearnedAbsolute
 from .schemes_absolute import NoPE
 from .schemes_absolute import Sinusoidal
+from .schemes_bias import T5
 from .schemes_bias import Alibi
 from .schemes_bias import Fire
 from .schemes_bias import Kerple
 from .schemes_bias import LearnedBias
 from .schemes_bias import Sandwich
-from .schemes_bias import T5
 from .schemes_content import CoPE
 from .schemes_disentangled import Deberta
 from .schemes_query import Music
@@ -74,7 +74,9 @@ def check_schemes(config: Any) -> None:
         for key, value in config.position_parameters.items():
             if key not in names or not isinstance(value, dict):
                 allowed = ", ".join(dict.fromkeys(names))
-                raise ValueError(f"position_parameters of a list of schemes map scheme names ({allowed}) to dicts: {key!r}={value!r}")
+                raise ValueError(
+                    f"position_parameters of a list of schemes map scheme names ({allowed}) to dicts: {key!r}={value!r}"
+                )
     uses = {"causal" if config.causal else "bidirectional": True, "memory": getattr(config, "mem_len", 0) > 0}
     for name in dict.fromkeys(names):
         kind = scheme_class(name)
@@ -84,7 +86,9 @@ def check_schemes(config: Any) -> None:
                 field = f"mem_len={config.mem_len}" if use == "memory" else f"a {use} model"
                 raise ValueError(f"position_scheme {name!r} is refused for {field}: {kind.refuses[use]}")
         if kind.acts_on_embeddings and set(names) != {name}:
-            raise ValueError(f"position_scheme {name!r} acts on the embeddings, so it cannot be the scheme of single layers: {names}")
+            raise ValueError(
+                f"position_scheme {name!r} acts on the embeddings, so it cannot be the scheme of single layers: {names}"
+            )
 
 
 def build_scheme(config: Any, name: str) -> PositionScheme:

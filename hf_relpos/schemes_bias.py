@@ -31,9 +31,7 @@ class LearnedBias(PositionScheme):
         init.zeros_(self.bias)
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        column = (
-            positions.distances.clamp(-self.max_distance, 0 if self.causal else self.max_distance) + self.max_distance
-        )
+        column = positions.distances.clamp(-self.max_distance, 0 if self.causal else self.max_distance) + self.max_distance
         return ScoreTerms(bias=self.bias.index_select(1, column))
 
 
@@ -58,9 +56,7 @@ class T5(PositionScheme):
     parameter_specs = {
         "num_buckets": Parameter(32, "number of buckets, of both directions together", minimum=4),
         "max_distance": Parameter(128, "distances beyond share the last bucket", minimum=2),
-        "scale_scores": Parameter(
-            False, "divide q.k by the root of the head size, which T5 does not", choices=(False, True)
-        ),
+        "scale_scores": Parameter(False, "divide q.k by the root of the head size, which T5 does not", choices=(False, True)),
     }
     source = "arXiv 1910.10683, section 2.1"
     num_buckets: int
@@ -92,9 +88,7 @@ class T5(PositionScheme):
     def prepare(self, positions: Positions) -> torch.Tensor:
         return t5_bucket(positions.distances, not self.causal, self.num_buckets, self.max_distance)
 
-    def score_terms(
-        self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-    ) -> ScoreTerms:
+    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
         return ScoreTerms(bias=self.bias.index_select(1, prepared))
 
 
@@ -212,9 +206,7 @@ class Sandwich(PositionScheme):
         head = torch.arange(1, self.heads + 1, device=distances.device, dtype=positions.dtype)
         return self.heads / (8 * head[:, None]) * (angles.cos() - 1).sum(-1)
 
-    def score_terms(
-        self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-    ) -> ScoreTerms:
+    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
         return ScoreTerms(bias=prepared)
 
 

@@ -36,9 +36,7 @@ class CoPE(PositionScheme):
     def initialize(self, std: float) -> None:
         init.zeros_(self.table)
 
-    def score_terms(
-        self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor
-    ) -> ScoreTerms:
+    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
         scores = ((query * self.scale()) @ key.transpose(-1, -2)).to(positions.dtype)
         gates = scores.sigmoid().masked_fill(~positions.visible, 0.0)
         place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.positions - 1)

@@ -36,9 +36,7 @@ class Deberta(PositionScheme):
 
     parameter_specs = {
         "max_distance": Parameter(512, "k: distances beyond share their rows", minimum=2),
-        "num_buckets": Parameter(
-            None, "buckets a side, for k distances; one row a distance if None", 4, optional=True
-        ),
+        "num_buckets": Parameter(None, "buckets a side, for k distances; one row a distance if None", 4, optional=True),
         "terms": Parameter("both", "content to position, position to content", choices=("both", "c2p", "p2c")),
         "p2c_index": Parameter("code", "row that a key meets: d(i, j) or d(j, i)", choices=("code", "paper")),
         "projections": Parameter("own", "of the table: its own or the layer's", choices=("own", "layer")),

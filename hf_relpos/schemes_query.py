@@ -119,9 +119,7 @@ class TransformerXL(PositionScheme):
             back = back.clamp(-self.clamp_len, self.clamp_len)
         return dropout(sinusoid(back, self.hidden_size, positions.dtype), self.dropout, self.training)
 
-    def score_terms(
-        self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-    ) -> ScoreTerms:
+    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
         projected = self.distance_projection(prepared.to(self.distance_projection.weight.dtype))
         return ScoreTerms(
             query_vectors=projected.unflatten(-1, (self.heads, self.head_dim)).transpose(0, 1),
@@ -162,9 +160,7 @@ class XLNet(TransformerXL):
             init.normal_(self.segment_table, std=std)
             init.normal_(self.segment_offset, std=std)
 
-    def score_terms(
-        self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-    ) -> ScoreTerms:
+    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
         terms, types = super().score_terms(positions, prepared, query, key), positions.token_types
         if types is None or not self.has_segments:
             return terms

@@ -54,9 +54,7 @@ class RoPE(PositionScheme):
         "original_max_position_embeddings": Parameter(
             None, "yarn, llama3: length trained at; max_position_embeddings by default", minimum=1, optional=True
         ),
-        "attention_factor": Parameter(
-            None, "yarn: factor on cos and sin; from factor by default", minimum=0.0, optional=True
-        ),
+        "attention_factor": Parameter(None, "yarn: factor on cos and sin; from factor by default", minimum=0.0, optional=True),
         "beta_fast": Parameter(32.0, "yarn: pairs that turn more often are not stretched", minimum=0.0),
         "beta_slow": Parameter(1.0, "yarn: pairs that turn less often are stretched wholly", minimum=0.0),
         "low_freq_factor": Parameter(1.0, "llama3: pairs that turn less often are stretched wholly", minimum=0.0),
@@ -91,9 +89,7 @@ class RoPE(PositionScheme):
     def __init__(self, config: Any, **parameters: Any) -> None:
         super().__init__(config, **parameters)
         self.turned = 2 * int(self.head_dim * self.partial_rotary_factor / 2)
-        self.scaling = (
-            None if self.rope_type == "default" else self._scaling(config.max_position_embeddings, parameters)
-        )
+        self.scaling = None if self.rope_type == "default" else self._scaling(config.max_position_embeddings, parameters)
 
     def _scaling(self, trained: int, parameters: dict[str, Any]) -> PreTrainedConfig:
         """The configuration that transformers' formulas read: of the channels that turn, as if they were all."""

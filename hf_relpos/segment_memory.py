@@ -3,7 +3,8 @@
 A memory is an argument and a result, never a state of the module; it is read-only, and every operation returns a new one.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -74,7 +75,9 @@ def check_memory(memory: SegmentMemory, batch: int, layers: int, slots: int, lik
             f"memory.length has the shape {tuple(memory.length.shape)} and dtype {memory.length.dtype}, expected ({batch},) integers"
         )
     if memory.hidden.dtype != like.dtype:
-        raise ValueError(f"memory.hidden has the dtype {memory.hidden.dtype}, the model computes in {like.dtype}: use memory.to(dtype)")
+        raise ValueError(
+            f"memory.hidden has the dtype {memory.hidden.dtype}, the model computes in {like.dtype}: use memory.to(dtype)"
+        )
     if not torch.compiler.is_compiling() and not bool(((memory.length >= 0) & (memory.length <= slots)).all()):
         raise ValueError(f"memory.length must lie between 0 and mem_len={slots}, got {memory.length.tolist()}")
     return memory
@@ -99,7 +102,9 @@ def next_memory(
     segment = torch.stack(layer_inputs, 1)
     batch, layers, sequence, size = segment.shape
     if memory is None:
-        memory = SegmentMemory(segment.new_zeros(batch, layers, slots, size), torch.zeros(batch, dtype=torch.long, device=segment.device))
+        memory = SegmentMemory(
+            segment.new_zeros(batch, layers, slots, size), torch.zeros(batch, dtype=torch.long, device=segment.device)
+        )
     stream = torch.cat([memory.hidden, segment], 2)
     if valid is None:
         hidden = stream[:, :, sequence:]
@@ -107,7 +112,9 @@ def next_memory(
         counted = torch.ones_like(document, dtype=torch.bool) if document is not None else None
     else:
         # Padding may stand anywhere: valid tokens are moved to the right, in order, and the newest slots are kept.
-        order = torch.cat([torch.ones_like(valid[:, :1]).expand(-1, memory.slots), valid], 1).long().argsort(dim=1, stable=True)
+        order = (
+            torch.cat([torch.ones_like(valid[:, :1]).expand(-1, memory.slots), valid], 1).long().argsort(dim=1, stable=True)
+        )
         kept = order[:, -slots:, None].expand(-1, -1, size)[:, None].expand(-1, layers, -1, -1)
         hidden, counted = stream.gather(2, kept), valid
         last = None if document is None else torch.where(valid, document, 0).amax(1, keepdim=True)

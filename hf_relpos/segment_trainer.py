@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
-from transformers import EvalPrediction, Trainer
-from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
+from torch.utils.data import DataLoader
+from torch.utils.data import SequentialSampler
+from transformers import EvalPrediction
+from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import denumpify_detensorize
 
-from hf_relpos.evaluation import language_model_metrics, score_rows
-from hf_relpos.lanes import LaneView, Streams
+from hf_relpos.evaluation import language_model_metrics
+from hf_relpos.evaluation import score_rows
+from hf_relpos.lanes import LaneView
+from hf_relpos.lanes import Streams
 from hf_relpos.segment_memory import SegmentMemory
 
 # Private methods of Trainer that are overridden or called here; a test checks that they exist.

@@ -7,8 +7,14 @@ both give any text back unchanged. `<|endoftext|>` starts and ends a document, a
 from collections.abc import Iterable
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from tokenizers import Tokenizer
+from tokenizers import decoders
+from tokenizers import models
+from tokenizers import pre_tokenizers
+from tokenizers import trainers
+from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 END_OF_TEXT, PAD, MASK = SPECIAL_TOKENS = ("<|endoftext|>", "<pad>", "<mask>")
@@ -62,9 +68,7 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), vocab_size: int = 4096)
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"tokenizer_name={name!r} is neither 'byte', 'bpe' nor a tokenizer to load: {error}"
-        ) from error
+        raise ValueError(f"tokenizer_name={name!r} is neither 'byte', 'bpe' nor a tokenizer to load: {error}") from error
 
 
 def start_token_id(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -4,30 +4,51 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
+from datasets import IterableDataset
 from safetensors.torch import load_model
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainerState,
-    default_data_collator,
-    set_seed,
-)
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase
+from transformers import Trainer
+from transformers import TrainerState
+from transformers import default_data_collator
+from transformers import set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from hf_relpos.arguments import DataArguments, ModelArguments, RunArguments, parse_arguments
-from hf_relpos.blocks import MaskingCollator, count_bytes, mask_once, pack, pack_stream, without_targets
-from hf_relpos.building import build_config, build_model, check_block_size, is_masked
-from hf_relpos.cards import SAMPLE, write_model_card
-from hf_relpos.data import Documents, describe_documents, describe_source, load_documents
-from hf_relpos.evaluation import language_model_metrics, score_rows
-from hf_relpos.optimization import OptimizerFactory
-from hf_relpos.report import compressed_bits_per_byte, format_summary, sample
-from hf_relpos.run_folder import check_output_dir, describe_run, find_checkpoint, start_folder
+from hf_relpos.arguments import DataArguments
+from hf_relpos.arguments import ModelArguments
+from hf_relpos.arguments import RunArguments
+from hf_relpos.arguments import parse_arguments
+from hf_relpos.blocks import MaskingCollator
+from hf_relpos.blocks import count_bytes
+from hf_relpos.blocks import mask_once
+from hf_relpos.blocks import pack
+from hf_relpos.blocks import pack_stream
+from hf_relpos.blocks import without_targets
+from hf_relpos.building import build_config
+from hf_relpos.building import build_model
+from hf_relpos.building import check_block_size
+from hf_relpos.building import is_masked
+from hf_relpos.cards import SAMPLE
+from hf_relpos.cards import write_model_card
+from hf_relpos.data import Documents
+from hf_relpos.data import describe_documents
+from hf_relpos.data import describe_source
+from hf_relpos.data import load_documents
+from hf_relpos.evaluation import language_model_metrics
+from hf_relpos.evaluation import score_rows
+from hf_relpos.optimization import optimizer_by_kind
+from hf_relpos.report import compressed_bits_per_byte
+from hf_relpos.report import format_summary
+from hf_relpos.report import sample
+from hf_relpos.run_folder import check_output_dir
+from hf_relpos.run_folder import describe_run
+from hf_relpos.run_folder import find_checkpoint
+from hf_relpos.run_folder import start_folder
 from hf_relpos.segment_trainer import SegmentTrainer
 from hf_relpos.tokenization import load_tokenizer
 
@@ -128,22 +149,8 @@ def build_trainer(
         processing_class=tokenizer,
         compute_metrics=partial(language_model_metrics, byte_count=validation and validation.byte_count),
         preprocess_logits_for_metrics=score_rows,
-        optimizer_cls_and_kwargs=_own_optimizer(args),
+        optimizer_cls_and_kwargs=optimizer_by_kind(args),
     )
-
-
-def _own_optimizer(args: RunArguments) -> tuple[Any, dict[str, Any]] | None:
-    """An optimizer with rates by kind of parameter, when one is given; else Trainer makes `--optim`."""
-    if args.muon_learning_rate is None and args.position_learning_rate is None:
-        return None
-    return OptimizerFactory, {
-        "muon_learning_rate": args.muon_learning_rate,
-        "position_learning_rate": args.position_learning_rate,
-        "learning_rate": args.learning_rate,
-        "weight_decay": args.weight_decay,
-        "betas": (args.adam_beta1, args.adam_beta2),
-        "eps": args.adam_epsilon,
-    }
 
 
 def run(job: Job) -> dict[str, Any]:

@@ -11,17 +11,17 @@ import pytest
 import references as paper
 import references_bias as biases
 import torch
-from reference_model import SchemeUse, reference_model, who_sees_whom
+from reference_model import SchemeUse
+from reference_model import reference_model
+from reference_model import who_sees_whom
 
-from hf_relpos import (
-    SCHEMES,
-    RelPosDecoderConfig,
-    RelPosDecoderForCausalLM,
-    RelPosDecoderModel,
-    RelPosEncoderConfig,
-    RelPosEncoderForMaskedLM,
-    RelPosEncoderModel,
-)
+from hf_relpos import SCHEMES
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderForCausalLM
+from hf_relpos import RelPosDecoderModel
+from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosEncoderForMaskedLM
+from hf_relpos import RelPosEncoderModel
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,7 @@ MATRIX = [
     Row("xlnet", paper.transformer_xl, ({}, {"clamp_len": 4})),
     Row("music", paper.music, ({"max_distance": 6}, {"share_heads": True})),
     Row("rope", paper.rope, ({}, {"interleaved": True}, {"partial_rotary_factor": 0.5, "rope_theta": 100.0})),
-    Row(
-        "xpos", paper.xpos, ({"scale_base": 8}, {"interleaved": False, "partial_rotary_factor": 0.5, "gamma": 1.0}, {})
-    ),
+    Row("xpos", paper.xpos, ({"scale_base": 8}, {"interleaved": False, "partial_rotary_factor": 0.5, "gamma": 1.0}, {})),
     Row("alibi", biases.alibi, ({}, {"slopes": "geometric"}, {"sides": "split"}, {"learned": True})),
     Row("kerple", biases.kerple, ({}, {"kernel": "power"}, {"kernel": "power", "acts_as": "both"})),
     Row("fire", biases.fire, ({"threshold": 200.0, "width": 5}, {})),

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import transformers
-from parity import SIZES, randomised
+from parity import SIZES
+from parity import randomised
 
 import hf_relpos
 from hf_relpos.conversion.folder import build_model

@@ -1,13 +1,19 @@
 """Small encoder-decoders: every scheme on each side that allows it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field
 from typing import Any
 
 import pytest
 import torch
-from matrix import MATRIX, SIZES, sharpen
+from matrix import MATRIX
+from matrix import SIZES
+from matrix import sharpen
 
-from hf_relpos import SCHEMES, RelPosSeq2SeqConfig, RelPosSeq2SeqForConditionalGeneration, RelPosSeq2SeqModel
+from hf_relpos import SCHEMES
+from hf_relpos import RelPosSeq2SeqConfig
+from hf_relpos import RelPosSeq2SeqForConditionalGeneration
+from hf_relpos import RelPosSeq2SeqModel
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 SOURCE, TARGET = 9, 6

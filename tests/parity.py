@@ -39,9 +39,7 @@ def split_fused(weights: Weights, name: str, heads: int, by_head: bool) -> Weigh
         if f".{name}." not in key:
             found[key] = weight
             continue
-        parts = (
-            weight.unflatten(0, (heads, 3, -1)).unbind(1) if by_head else weight.unflatten(0, (3, heads, -1)).unbind(0)
-        )
+        parts = weight.unflatten(0, (heads, 3, -1)).unbind(1) if by_head else weight.unflatten(0, (3, heads, -1)).unbind(0)
         for letter, part in zip("qkv", parts, strict=True):
             found[key.replace(name, f"{letter}_proj")] = part.flatten(0, 1)
     return found

@@ -40,9 +40,7 @@ def attention(layer: Layer, v: torch.Tensor, row: Any) -> torch.Tensor:
             keys = [j for j in range(length) if layer.sees[b, i, j]]
             scores = torch.stack([row.score(layer, b, i, j) for j in keys], -1)
             added = [row.value(layer, b, i, j) if row.value else None for j in keys]
-            values = torch.stack(
-                [v[b, :, j] if a is None else v[b, :, j] + a for j, a in zip(keys, added, strict=True)], 1
-            )
+            values = torch.stack([v[b, :, j] if a is None else v[b, :, j] + a for j, a in zip(keys, added, strict=True)], 1)
             result.append((torch.softmax(scores, -1)[..., None] * values).sum(1))
     return torch.stack(result).unflatten(0, (batch, length)).transpose(1, 2)
 
@@ -97,8 +95,4 @@ def reference_model(
         hidden = hidden + feed_forward(normalise(hidden, second, eps) if pre else hidden, parts_of(own, "mlp."))
         if not pre:
             hidden = normalise(hidden, second, eps)
-    return (
-        normalise(hidden, parts_of(weights, "norm."), config.layer_norm_eps)
-        if config.norm_position == "pre"
-        else hidden
-    )
+    return normalise(hidden, parts_of(weights, "norm."), config.layer_norm_eps) if config.norm_position == "pre" else hidden

@@ -4,7 +4,10 @@ import math
 from typing import Any
 
 import torch
-from references import Layer, clipped, content, dot
+from references import Layer
+from references import clipped
+from references import content
+from references import dot
 
 
 def learned_bias(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:

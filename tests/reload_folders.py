@@ -7,7 +7,9 @@ runs the saved inputs, saves the model a second time and loads that too, and wri
 import json
 import pathlib
 import sys
-from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from importlib.machinery import BuiltinImporter
+from importlib.machinery import FrozenImporter
+from importlib.machinery import PathFinder
 
 
 class WithoutExtras(PathFinder):
@@ -25,7 +27,8 @@ if __name__ == "__main__":
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
 
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:

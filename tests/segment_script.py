@@ -11,7 +11,12 @@ import signal
 import sys
 from pathlib import Path
 
-from segments import WatchedTrainer, logged, make_documents, make_model, make_table, make_trainer
+from segments import WatchedTrainer
+from segments import logged
+from segments import make_documents
+from segments import make_model
+from segments import make_table
+from segments import make_trainer
 
 TRAINING = make_documents(9, 200, 70, 300)
 EVALUATION = make_documents(50, 3, 17, 40, 9, 1, 30)

@@ -4,7 +4,9 @@ import torch
 from datasets import Dataset
 from transformers import TrainingArguments
 
-from hf_relpos import SCHEMES, RelPosDecoderConfig, RelPosDecoderForCausalLM
+from hf_relpos import SCHEMES
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderForCausalLM
 from hf_relpos.blocks import cut_blocks
 from hf_relpos.segment_trainer import SegmentTrainer
 

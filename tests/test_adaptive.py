@@ -7,13 +7,11 @@ import pytest
 import torch
 from matrix import ids_of
 
-from hf_relpos import (
-    RelPosDecoderConfig,
-    RelPosDecoderForCausalLM,
-    RelPosDecoderForSequenceClassification,
-    RelPosEncoderConfig,
-    RelPosEncoderModel,
-)
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderForCausalLM
+from hf_relpos import RelPosDecoderForSequenceClassification
+from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosEncoderModel
 
 SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 CUTOFFS = {"cutoffs": [10, 25], "div_val": 2}
@@ -42,9 +40,7 @@ def test_probabilities_and_losses(fields: dict[str, Any], tmp_path: pathlib.Path
     output = model.train()(ids_of(), labels=labels)
     assert output.logits is None and output.memory is not None
     torch.testing.assert_close(output.loss, wanted, rtol=1e-12, atol=0)
-    gradients = [
-        torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for loss in (output.loss, wanted)
-    ]
+    gradients = [torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for loss in (output.loss, wanted)]
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
     shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
     counted = model(ids_of(), labels=labels, shift_labels=shifted, num_items_in_batch=50).loss

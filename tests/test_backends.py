@@ -4,10 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import BATCH, LENGTH, SIZES, Case, cases, ids_of
+from matrix import BATCH
+from matrix import LENGTH
+from matrix import SIZES
+from matrix import Case
+from matrix import cases
+from matrix import ids_of
 from transformers.utils import logging as hf_logging
 
-from hf_relpos import SCHEMES, attention, blockwise
+from hf_relpos import SCHEMES
+from hf_relpos import attention
+from hf_relpos import blockwise
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 ROPE = Case("decoder", "rope", {})
@@ -90,9 +97,7 @@ def uncompiled():
 
 
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.filterwarnings(
-    "ignore:flex_attention called without torch.compile", "ignore::DeprecationWarning:torch.jit"
-)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore::DeprecationWarning:torch.jit")
 @pytest.mark.parametrize("case", FUSED)
 def test_flex(case: Case) -> None:
     with torch.no_grad():
@@ -113,9 +118,7 @@ def test_flex_gradients(case: Case) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks", "uncompiled")
-@pytest.mark.filterwarnings(
-    "ignore:flex_attention called without torch.compile", "ignore::DeprecationWarning:torch.jit"
-)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore::DeprecationWarning:torch.jit")
 @pytest.mark.parametrize("path", ["dense", "blockwise", "flex"])
 @pytest.mark.parametrize("padding", [0, 4])
 @pytest.mark.parametrize("case", FUSED_DECODERS)

@@ -30,9 +30,7 @@ def test_a_malformed_choice_is_named() -> None:
 
 def test_rows_hold_means_and_the_best_comes_first() -> None:
     first, second = choices(["position_scheme=t5,rope"])
-    rows = summarise(
-        {first: [{"eval_loss": 2.0}, {"eval_loss": 1.8}], second: [{"eval_loss": 1.7}, {"eval_loss": 1.7}]}
-    )
+    rows = summarise({first: [{"eval_loss": 2.0}, {"eval_loss": 1.8}], second: [{"eval_loss": 1.7}, {"eval_loss": 1.7}]})
     assert [row["position_scheme"] for row in rows] == ["rope", "t5"]
     assert rows[1]["eval_loss"] == pytest.approx(1.9) and rows[1]["spread"] == pytest.approx(0.2)
     assert "| t5 | 2 | 1.9000 | 0.2000 |" in as_markdown(rows)
@@ -45,9 +43,7 @@ def test_finished_runs_are_read_and_not_repeated(tmp_path, capsys) -> None:
         (folder / "all_results.json").write_text(json.dumps({"eval_loss": loss}))
     config = tmp_path / "tiny.yaml"
     config.write_text("block_size: 8\n")
-    main(
-        ["compare", str(config), "--vary", "position_scheme=t5,rope", "--seeds", "3", "--output_dir", str(tmp_path)]
-    )
+    main(["compare", str(config), "--vary", "position_scheme=t5,rope", "--seeds", "3", "--output_dir", str(tmp_path)])
     assert "rope" in capsys.readouterr().out
     assert [row["position_scheme"] for row in json.loads((tmp_path / "comparison.json").read_text())] == ["rope", "t5"]
     assert (tmp_path / "comparison.png").stat().st_size > 1000

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import LENGTH, Case, cases, ids_of
+from matrix import LENGTH
+from matrix import Case
+from matrix import cases
+from matrix import ids_of
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 QUICK = {"rope", "t5", "transformer_xl", "shaw"}
@@ -16,9 +19,7 @@ QUICK = {"rope", "t5", "transformer_xl", "shaw"}
 def some(**kinds: Any) -> list[Any]:
     """Cases of the matrix, all but the quick ones marked slow."""
     given = [(param.values[0], param.id) for param in cases(**kinds)]
-    return [
-        pytest.param(case, id=name, marks=[] if case.scheme in QUICK else pytest.mark.slow) for case, name in given
-    ]
+    return [pytest.param(case, id=name, marks=[] if case.scheme in QUICK else pytest.mark.slow) for case, name in given]
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 import transformers
-from matrix import BASES, CONFIGS, SIZES, Case, cases
+from matrix import BASES
+from matrix import CONFIGS
+from matrix import SIZES
+from matrix import Case
+from matrix import cases
 
 import hf_relpos
-from hf_relpos import SCHEMES, RelPosDecoderConfig, RelPosEncoderConfig
+from hf_relpos import SCHEMES
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosEncoderConfig
 from hf_relpos.scheme_base import Parameter
 from hf_relpos.schemes import scheme_parameters
 

@@ -13,14 +13,21 @@ import pytest
 import torch
 import transformers
 from matrix import ids_of
-from originals import converted, original, originals
-from parity import FLOAT32, left_padding
-from safetensors.torch import load_file, save_file
+from originals import converted
+from originals import original
+from originals import originals
+from parity import FLOAT32
+from parity import left_padding
+from safetensors.torch import load_file
+from safetensors.torch import save_file
 from test_convert_transfo_xl import written
-from test_hub import SERVER, TOKEN, run_python
+from test_hub import SERVER
+from test_hub import TOKEN
+from test_hub import run_python
 
 from hf_relpos.conversion.vocabulary import word_tokenizer
-from hf_relpos.convert import convert_checkpoint, convert_folder
+from hf_relpos.convert import convert_checkpoint
+from hf_relpos.convert import convert_folder
 
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -227,9 +234,7 @@ def test_a_name_on_the_hub(tmp_path: pathlib.Path) -> None:
         common = {"PATH": os.environ["PATH"], "HF_ENDPOINT": server.stdout.readline().strip(), "OMP_NUM_THREADS": "1"}
         package = str(pathlib.Path(__file__).resolve().parents[1])
         run_python(push, [str(tmp_path / "original"), TOKEN], **common, HF_HOME=str(tmp_path / "here"))
-        run_python(
-            pull, [str(tmp_path / "output"), TOKEN], **common, HF_HOME=str(tmp_path / "there"), PYTHONPATH=package
-        )
+        run_python(pull, [str(tmp_path / "output"), TOKEN], **common, HF_HOME=str(tmp_path / "there"), PYTHONPATH=package)
     finally:
         server.terminate()
         server.wait()

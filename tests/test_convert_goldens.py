@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from goldens import assert_gradients, assert_outputs, case_names, golden
+from goldens import assert_gradients
+from goldens import assert_outputs
+from goldens import case_names
+from goldens import golden
 
 import hf_relpos
 from hf_relpos import SegmentMemory

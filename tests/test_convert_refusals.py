@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 from originals import original
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save_file
 
 from hf_relpos.__main__ import main
-from hf_relpos.convert import convert_checkpoint, convert_folder
+from hf_relpos.convert import convert_checkpoint
+from hf_relpos.convert import convert_folder
 
 TINY = {"vocab_size": 37, "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "intermediate_size": 20}
 LLAMA = {**TINY, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
@@ -190,22 +192,16 @@ def test_refused_weights() -> None:
     with pytest.raises(ValueError, match=r"bert: the weights do not fit .*no weight for embed_tokens.weight.* more"):
         convert_checkpoint("bert", theirs.config, {})
     other = {**weights, "cls.predictions.decoder.bias": torch.ones(37)}
-    with pytest.raises(
-        ValueError, match="predictions.bias and cls.predictions.decoder.bias should be the same weight"
-    ):
+    with pytest.raises(ValueError, match="predictions.bias and cls.predictions.decoder.bias should be the same weight"):
         convert_checkpoint("bert", theirs.config, other)
     *_, report = convert_checkpoint("bert", theirs.config, {**weights, "extra.weight": torch.ones(1)})
     assert report.unused["extra.weight"] == "unknown"
     llama = original("LlamaForCausalLM", **TINY)
     deeper = {**llama.state_dict(), "model.layers.1.mlp.up_proj.weight": torch.ones(20, 48)}
-    with pytest.raises(
-        ValueError, match=r"model.layers.1.mlp.up_proj.weight of shape .* which the model does not have"
-    ):
+    with pytest.raises(ValueError, match=r"model.layers.1.mlp.up_proj.weight of shape .* which the model does not have"):
         convert_checkpoint("llama", llama.config, deeper)
     whole = {**llama.state_dict(), "model.norm.weight": torch.ones(48, dtype=torch.int8)}
-    with pytest.raises(
-        ValueError, match="model.norm.weight .* is of torch.int8: quantised weights cannot be converted"
-    ):
+    with pytest.raises(ValueError, match="model.norm.weight .* is of torch.int8: quantised weights cannot be converted"):
         convert_checkpoint("llama", llama.config, whole)
     fused = original("GPTNeoXForCausalLM", **TINY)
     name = "gpt_neox.layers.0.attention.query_key_value.weight"

@@ -52,9 +52,7 @@ def checkpoint(shape: str, original: bool, tie: bool = True) -> tuple[dict[str, 
     body, head = {"r_w_bias": random(2, 6), "r_r_bias": random(2, 6)}, {}
     for index, (rows, columns) in enumerate(sizes):
         body[f"word_emb.emb_layers.{index}.weight"] = random(rows, columns)
-        head[f"out_layers.{index}.weight"] = (
-            body[f"word_emb.emb_layers.{index}.weight"] if tie else random(rows, columns)
-        )
+        head[f"out_layers.{index}.weight"] = body[f"word_emb.emb_layers.{index}.weight"] if tie else random(rows, columns)
         head[f"out_layers.{index}.bias"] = random(rows)
         if div_val > 1 or width != 16:
             body[f"word_emb.emb_projs.{index}"] = random(16, columns)

@@ -6,12 +6,23 @@ import sys
 import numpy as np
 import pytest
 from datasets import Dataset
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from hf_relpos.arguments import DataArguments
-from hf_relpos.blocks import IGNORED, MaskingCollator, count_bytes, cut_blocks, mask_once, pack, pack_stream
-from hf_relpos.data import describe_documents, load_documents, load_files, load_text, stdlib_files
+from hf_relpos.blocks import IGNORED
+from hf_relpos.blocks import MaskingCollator
+from hf_relpos.blocks import count_bytes
+from hf_relpos.blocks import cut_blocks
+from hf_relpos.blocks import mask_once
+from hf_relpos.blocks import pack
+from hf_relpos.blocks import pack_stream
+from hf_relpos.data import describe_documents
+from hf_relpos.data import load_documents
+from hf_relpos.data import load_files
+from hf_relpos.data import load_text
+from hf_relpos.data import stdlib_files
 from hf_relpos.tokenization import build_byte_tokenizer
 
 TOKENIZER = build_byte_tokenizer()
@@ -93,9 +104,7 @@ def test_stdlib_is_split_by_file_without_tests():
     files = stdlib_files()
     everything = [path for paths in files.values() for path in paths]
     assert len(everything) == len(set(everything)) > 400
-    assert not any(
-        f"/{part}/" in path for path in everything for part in ("test", "tests", "idlelib", "site-packages")
-    )
+    assert not any(f"/{part}/" in path for path in everything for part in ("test", "tests", "idlelib", "site-packages"))
     assert files == stdlib_files()
     if sys.version_info[:3] == (3, 11, 7):
         assert {split: len(paths) for split, paths in files.items()} == {"train": 513, "validation": 29, "test": 38}

@@ -4,8 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import BATCH, LENGTH, SIZES, Case, cases, ids_of
-from transformers import DynamicCache, StaticCache
+from matrix import BATCH
+from matrix import LENGTH
+from matrix import SIZES
+from matrix import Case
+from matrix import cases
+from matrix import ids_of
+from transformers import DynamicCache
+from transformers import StaticCache
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 PORTIONS = {"tokens": [1] * 11, "chunks": [3, 1, 5, 2], "prompt": [8, 1, 1, 1]}

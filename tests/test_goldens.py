@@ -4,12 +4,19 @@ from typing import Any
 
 import pytest
 import torch
-from goldens import assert_gradients, assert_outputs, case_names, golden
+from goldens import assert_gradients
+from goldens import assert_outputs
+from goldens import case_names
+from goldens import golden
 
-from hf_relpos import RelPosDecoderConfig, RelPosDecoderModel, RelPosEncoderConfig, RelPosEncoderModel
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderModel
+from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosEncoderModel
 from hf_relpos.position_builder import build_positions
 from hf_relpos.positions import relative_shift
-from hf_relpos.schemes_bias import alibi_slopes, t5_bucket
+from hf_relpos.schemes_bias import alibi_slopes
+from hf_relpos.schemes_bias import t5_bucket
 from hf_relpos.schemes_disentangled import deberta_bucket
 
 SIZES = {
@@ -36,9 +43,7 @@ def functional(
     """Run a layer on itself with the given weights in place of its own: output and probabilities."""
     positions = build_positions(tuple(states.shape[:2]), states, causal=causal, attention_mask=mask)
     parts = {
-        part: {
-            name.removeprefix(f"{part}."): weight for name, weight in weights.items() if name.startswith(f"{part}.")
-        }
+        part: {name.removeprefix(f"{part}."): weight for name, weight in weights.items() if name.startswith(f"{part}.")}
         for part in ("attention", "scheme")
     }
     with torch.nn.utils.stateless._reparametrize_module(scheme, parts["scheme"]):
@@ -53,9 +58,7 @@ def test_shaw(name: str, case: str) -> None:
     weights = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True).items()}
     layer, scheme = layer_of(causal, "shaw", {"max_distance": 2})
     rows = slice(0, 3 if causal else 5)  # a decoder's table ends at distance 0
-    mapped = {
-        f"attention.{part}_proj.{kind}": weights[f"fc_{part}.{kind}"] for part in "qkvo" for kind in ("weight", "bias")
-    }
+    mapped = {f"attention.{part}_proj.{kind}": weights[f"fc_{part}.{kind}"] for part in "qkvo" for kind in ("weight", "bias")}
     for part in ("key", "value"):
         mapped[f"scheme.{part}_table"] = weights[f"relative_position_{part[0]}.embeddings_table"][rows]
     inputs = reader.inputs(case, fp64=True)

@@ -4,9 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from goldens import assert_gradients, assert_outputs, case_names, golden
+from goldens import assert_gradients
+from goldens import assert_outputs
+from goldens import case_names
+from goldens import golden
 
-from hf_relpos import RelPosDecoderConfig, RelPosDecoderModel, SegmentMemory
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderModel
+from hf_relpos import SegmentMemory
 
 SIZES = {
     "vocab_size": 50,
@@ -84,9 +89,7 @@ def test_the_original(name: str, case: str) -> None:
         held = min(held + targets.shape[1], settings["mem_len"])
         outputs[f"seg{index}"] = {
             "hidden": states.transpose(0, 1),
-            "nll": torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-            .view(2, -1)
-            .T,
+            "nll": torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, -1).T,
             "mems": memories(output, held),
         }
     assert_outputs(reader, case, outputs)

@@ -6,12 +6,20 @@ from typing import Any
 import goldens
 import pytest
 import torch
-from goldens import assert_gradients, assert_outputs, golden
-from test_goldens import SIZES, functional, layer_of
+from goldens import assert_gradients
+from goldens import assert_outputs
+from goldens import golden
+from test_goldens import SIZES
+from test_goldens import functional
+from test_goldens import layer_of
 
-from hf_relpos import RelPosDecoderConfig, RelPosDecoderForCausalLM, schemes_rotary
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderForCausalLM
+from hf_relpos import schemes_rotary
 from hf_relpos.position_builder import build_positions
-from hf_relpos.scheme_base import PositionScheme, ScoreTerms, dense_bias
+from hf_relpos.scheme_base import PositionScheme
+from hf_relpos.scheme_base import ScoreTerms
+from hf_relpos.scheme_base import dense_bias
 from hf_relpos.schemes import build_scheme
 
 Weights = dict[str, torch.Tensor]

@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import BATCH, LENGTH, SIZES, Case, ids_of, sharpen
+from matrix import BATCH
+from matrix import LENGTH
+from matrix import SIZES
+from matrix import Case
+from matrix import ids_of
+from matrix import sharpen
 from torch.nn.functional import cross_entropy
 
 import hf_relpos

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 import torch
-from matrix import Case, ids_of
+from matrix import Case
+from matrix import ids_of
 from reload_folders import run
 from safetensors.torch import load_file
 
@@ -52,9 +53,7 @@ def test_push_and_pull(tmp_path: pathlib.Path) -> None:
     try:
         common = {"PATH": os.environ["PATH"], "HF_ENDPOINT": server.stdout.readline().strip(), "OMP_NUM_THREADS": "1"}
         package = str(pathlib.Path(__file__).resolve().parents[1])
-        run_python(
-            PUSH, [str(tmp_path / "model"), TOKEN], **common, HF_HOME=str(tmp_path / "here"), PYTHONPATH=package
-        )
+        run_python(PUSH, [str(tmp_path / "model"), TOKEN], **common, HF_HOME=str(tmp_path / "here"), PYTHONPATH=package)
         module = run_python(PULL, [str(tmp_path / "pulled"), TOKEN], **common, HF_HOME=str(tmp_path / "there"))
     finally:
         server.terminate()

@@ -5,8 +5,10 @@ import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
-from hf_relpos.blocks import IGNORED, cut_blocks
-from hf_relpos.lanes import LaneView, Streams
+from hf_relpos.blocks import IGNORED
+from hf_relpos.blocks import cut_blocks
+from hf_relpos.lanes import LaneView
+from hf_relpos.lanes import Streams
 
 
 def documents(*lengths):
@@ -41,9 +43,7 @@ def test_each_row_reads_on_where_it_stopped(batch_size):
 def test_targets_cross_the_ends_of_blocks_and_lanes():
     view = LaneView(table(40), rows=2)
     for block in (view[item] for item in range(len(view))):
-        assert block["shift_labels"].tolist() == [
-            token + 1 if token < 39 else 999 for token in block["input_ids"].tolist()
-        ]
+        assert block["shift_labels"].tolist() == [token + 1 if token < 39 else 999 for token in block["input_ids"].tolist()]
 
 
 def test_a_lane_begins_without_memory_and_documents_keep_their_marks():

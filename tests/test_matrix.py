@@ -4,9 +4,19 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import BATCH, LENGTH, MATRIX, Case, cases, expected, ids_of, sharpen, visibility
+from matrix import BATCH
+from matrix import LENGTH
+from matrix import MATRIX
+from matrix import Case
+from matrix import cases
+from matrix import expected
+from matrix import ids_of
+from matrix import sharpen
+from matrix import visibility
 
-from hf_relpos import SCHEMES, RelPosDecoderConfig, RelPosDecoderModel
+from hf_relpos import SCHEMES
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderModel
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 HYBRIDS = {
@@ -21,9 +31,7 @@ def test_every_scheme_has_one_row() -> None:
     assert sorted(names) == sorted(SCHEMES), "SCHEMES and tests/matrix.py must name the same schemes"
 
 
-def assert_like_reference(
-    model: Any, ids: torch.Tensor, sees: Any = None, position: Any = None, **inputs: Any
-) -> None:
+def assert_like_reference(model: Any, ids: torch.Tensor, sees: Any = None, position: Any = None, **inputs: Any) -> None:
     """Compare hidden states and the gradients of a random projection of them, on valid tokens, with the reference."""
     valid = inputs.get("attention_mask", torch.ones_like(ids)).double()[..., None]
     found = model(ids, **inputs).last_hidden_state * valid

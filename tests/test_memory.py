@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import BATCH, LENGTH, SIZES, Case, cases, expected, ids_of, visibility
+from matrix import BATCH
+from matrix import LENGTH
+from matrix import SIZES
+from matrix import Case
+from matrix import cases
+from matrix import expected
+from matrix import ids_of
+from matrix import visibility
 
 from hf_relpos import SegmentMemory
 
@@ -81,9 +88,7 @@ def test_original_memory(case: Case) -> None:
 def test_padding_in_segments(case: Case) -> None:
     """Padding left, right or between tokens, or a whole row of it, is neither seen nor remembered."""
     model = case.model(mem_len=5)
-    masks = [
-        torch.tensor(rows) for rows in ([[1, 1, 1, 1], [0, 0, 1, 1]], [[1, 0, 0, 1], [0] * 4], [[1, 1, 0, 0], [1] * 4])
-    ]
+    masks = [torch.tensor(rows) for rows in ([[1, 1, 1, 1], [0, 0, 1, 1]], [[1, 0, 0, 1], [0] * 4], [[1, 1, 0, 0], [1] * 4])]
     streams = [ids_of(1, sum(int(mask[row].sum()) for mask in masks), seed=row) for row in range(BATCH)]
     wanted = [stream(model, ids, [ids.shape[1]])[0][0] for ids in streams]
     memory, found, used = None, [[], []], [0, 0]
@@ -126,9 +131,7 @@ def test_rows_of_memory(case: Case) -> None:
     memory = model(first).memory
     wanted = model(second, memory=memory).last_hidden_state
     rows = torch.tensor([1, 1, 0])
-    torch.testing.assert_close(
-        model(second[rows], memory=memory.select(rows)).last_hidden_state, wanted[rows], **EXACT
-    )
+    torch.testing.assert_close(model(second[rows], memory=memory.select(rows)).last_hidden_state, wanted[rows], **EXACT)
     forgotten = model(second, memory=memory.reset(torch.tensor([True, False]))).last_hidden_state
     torch.testing.assert_close(forgotten[0], model(second).last_hidden_state[0], **EXACT)
     torch.testing.assert_close(forgotten[1], wanted[1], **EXACT)
@@ -147,9 +150,7 @@ def test_shape_order_and_reading_only() -> None:
     assert torch.equal(memory.hidden[:, 0, 2:], embedded), "slot -1 of layer 0 holds the newest embedding"
     before = SegmentMemory(memory.hidden.clone(), memory.length.clone())
     again = [model(ids[:, 3:], memory=memory).logits for _ in range(2)]
-    assert (
-        torch.equal(*again) and torch.equal(memory.hidden, before.hidden) and torch.equal(memory.length, before.length)
-    )
+    assert torch.equal(*again) and torch.equal(memory.hidden, before.hidden) and torch.equal(memory.length, before.length)
 
 
 def test_memory_stands_in_the_output() -> None:

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from segments import MEMORY_SCHEMES, VOCABULARY, make_config, make_model
+from segments import MEMORY_SCHEMES
+from segments import VOCABULARY
+from segments import make_config
+from segments import make_model
 
 from hf_relpos import RelPosDecoderForCausalLM
 

@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, EvalPrediction
+from transformers import AutoModelForCausalLM
+from transformers import EvalPrediction
 
 from hf_relpos import RelPosDecoderConfig
-from hf_relpos.evaluation import language_model_metrics, perplexity, position_bound, score_rows
-from hf_relpos.metrics import compute_metric, load_metric
+from hf_relpos.evaluation import language_model_metrics
+from hf_relpos.evaluation import perplexity
+from hf_relpos.evaluation import position_bound
+from hf_relpos.evaluation import score_rows
+from hf_relpos.metrics import compute_metric
+from hf_relpos.metrics import load_metric
 from hf_relpos.tokenization import build_byte_tokenizer
 
 TOKENIZER = build_byte_tokenizer()
@@ -37,9 +42,7 @@ def test_modules_take_sums_in_any_portions():
     metric.add_batch(nll=nll[1:], tokens=tokens[1:])
     assert metric.compute()["perplexity"] == pytest.approx(expected, rel=1e-12)
     assert compute_metric("perplexity", nll=nll, tokens=tokens)["perplexity"] == pytest.approx(expected, rel=1e-12)
-    assert compute_metric("bits_per_byte", nll=nll, bytes=[5, 5, 3])["bits_per_byte"] == pytest.approx(
-        6.5 / math.log(2) / 13
-    )
+    assert compute_metric("bits_per_byte", nll=nll, bytes=[5, 5, 3])["bits_per_byte"] == pytest.approx(6.5 / math.log(2) / 13)
     assert compute_metric("token_accuracy", correct=[1, 0, 3], tokens=tokens)["accuracy"] == pytest.approx(4 / 7)
     assert compute_metric("perplexity", nll=[1e6], tokens=[1])["perplexity"] == math.inf
     with pytest.raises(ValueError, match="unknown metric 'bleu'; one of"):

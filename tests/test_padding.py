@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from matrix import Case, cases, ids_of
+from matrix import Case
+from matrix import cases
+from matrix import ids_of
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 SHORT, LONG = ids_of(1, 4, seed=1), ids_of(1, 7, seed=2)

@@ -6,16 +6,21 @@ import pytest
 import torch
 import transformers
 from matrix import ids_of
-from parity import CLOSE, FLOAT32, SIZES, assert_same, left_padding, randomised, renamed, split_fused
+from parity import CLOSE
+from parity import FLOAT32
+from parity import SIZES
+from parity import assert_same
+from parity import left_padding
+from parity import randomised
+from parity import renamed
+from parity import split_fused
 from transformers.models.t5.modeling_t5 import T5Stack
 
-from hf_relpos import (
-    RelPosDecoderConfig,
-    RelPosDecoderForCausalLM,
-    RelPosDecoderModel,
-    RelPosEncoderConfig,
-    RelPosEncoderModel,
-)
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderForCausalLM
+from hf_relpos import RelPosDecoderModel
+from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosEncoderModel
 
 LLAMA_RULES = [
     (r"model\.embed_tokens\.weight", "model.embed_tokens.weight"),
@@ -43,9 +48,7 @@ def test_llama_and_mistral(window: int | None, padded: bool) -> None:
     ours = RelPosDecoderForCausalLM(RelPosDecoderConfig(**fields, position_scheme="rope", sliding_window=window))
     inputs = {"attention_mask": left_padding()} if padded else {}
     assert_same(ours, theirs, renamed(theirs.state_dict(), *LLAMA_RULES), FLOAT32, **inputs)
-    tokens = [
-        model.float().generate(ids_of(), max_new_tokens=8, do_sample=False, pad_token_id=0) for model in (ours, theirs)
-    ]
+    tokens = [model.float().generate(ids_of(), max_new_tokens=8, do_sample=False, pad_token_id=0) for model in (ours, theirs)]
     assert torch.equal(*tokens)
 
 
@@ -180,9 +183,7 @@ def test_gpt2() -> None:
     """Learned absolute positions of a decoder; linear layers stored the other way round."""
     config = transformers.GPT2Config(vocab_size=37, n_positions=16, n_embd=48, n_layer=2, n_head=6)
     theirs = randomised(transformers.GPT2LMHeadModel(config))
-    given = {
-        name: weight.T if re.search(r"c_\w+\.weight", name) else weight for name, weight in theirs.state_dict().items()
-    }
+    given = {name: weight.T if re.search(r"c_\w+\.weight", name) else weight for name, weight in theirs.state_dict().items()}
     weights = renamed(
         split_fused(given, "c_attn", 6, by_head=False),
         (r"transformer\.wte\.weight", "model.embed_tokens.weight"),

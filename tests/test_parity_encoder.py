@@ -6,13 +6,20 @@ from typing import Any
 import torch
 import transformers
 from matrix import ids_of
-from parity import CLOSE, FLOAT32, SIZES, Weights, assert_same, left_padding, randomised, renamed
-from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import (
-    Wav2Vec2BertRelPositionalEmbedding,
-    Wav2Vec2BertSelfAttention,
-)
+from parity import CLOSE
+from parity import FLOAT32
+from parity import SIZES
+from parity import Weights
+from parity import assert_same
+from parity import left_padding
+from parity import randomised
+from parity import renamed
+from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertRelPositionalEmbedding
+from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertSelfAttention
 
-from hf_relpos import RelPosEncoderConfig, RelPosEncoderForMaskedLM, RelPosEncoderModel
+from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosEncoderForMaskedLM
+from hf_relpos import RelPosEncoderModel
 from hf_relpos.position_builder import build_positions
 
 

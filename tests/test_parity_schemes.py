@@ -10,7 +10,10 @@ import transformers
 from matrix import ids_of
 from transformers.models.llama import modeling_llama as llama
 
-from hf_relpos import RelPosDecoderConfig, RelPosDecoderModel, RelPosEncoderConfig, RelPosEncoderModel
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderModel
+from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosEncoderModel
 from hf_relpos.position_builder import build_positions
 from hf_relpos.positions import Positions
 from hf_relpos.schemes import build_scheme
@@ -20,9 +23,7 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 
 def scheme_of(name: str, parameters: dict[str, Any], **fields: Any) -> Any:
     """A decoder's scheme alone."""
-    return build_scheme(
-        RelPosDecoderConfig(position_scheme=name, position_parameters=parameters, **SIZES, **fields), name
-    )
+    return build_scheme(RelPosDecoderConfig(position_scheme=name, position_parameters=parameters, **SIZES, **fields), name)
 
 
 def positions_of(length: int, dtype: torch.dtype = torch.float64, causal: bool = True) -> Positions:
@@ -45,9 +46,7 @@ def test_scaled_rope_is_that_of_llama(parameters: dict[str, Any], length: int) -
     parameters = {"rope_theta": 500.0, **parameters}
     scheme = scheme_of("rope", parameters, max_position_embeddings=128)
     theirs = llama.LlamaRotaryEmbedding(
-        llama.LlamaConfig(
-            hidden_size=32, num_attention_heads=4, max_position_embeddings=128, rope_parameters=parameters
-        )
+        llama.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=128, rope_parameters=parameters)
     )
     query, key = torch.randn(2, 4, length, 8), torch.randn(2, 4, length, 8)
     prepared = scheme.prepare(positions_of(length, torch.float32))
@@ -92,9 +91,7 @@ def test_cope_is_that_of_x_transformers(count: int) -> None:
         found = scheme.score_terms(positions, None, query, key).dense.masked_fill(hidden, 0.0)
     torch.testing.assert_close(found, wanted)
     direction = torch.randn_like(found)
-    gradients = [
-        torch.autograd.grad((term * direction).sum(), [theirs.pos_emb, query, key]) for term in (found, wanted)
-    ]
+    gradients = [torch.autograd.grad((term * direction).sum(), [theirs.pos_emb, query, key]) for term in (found, wanted)]
     torch.testing.assert_close(*gradients)
 
 
@@ -143,8 +140,7 @@ def test_deberta_v2(terms: str, types: list[str], projections: str, buckets: int
 def xlnet_weights(weights: parity.Weights, segments: bool) -> parity.Weights:
     """XLNet's weights by this package's names: its projections are stored by heads, and from input to output."""
     flat = {
-        name: weight.flatten(1).T if re.fullmatch(r".*rel_attn\.[qkvr]", name) else weight
-        for name, weight in weights.items()
+        name: weight.flatten(1).T if re.fullmatch(r".*rel_attn\.[qkvr]", name) else weight for name, weight in weights.items()
     }
     flat = {name: weight.flatten(1) if name.endswith("rel_attn.o") else weight for name, weight in flat.items()}
     return parity.renamed(

@@ -6,9 +6,14 @@ import pytest
 import torch
 import transformers
 from matrix import ids_of
-from parity import FLOAT32, Weights, left_padding, randomised, renamed
+from parity import FLOAT32
+from parity import Weights
+from parity import left_padding
+from parity import randomised
+from parity import renamed
 
-from hf_relpos import RelPosSeq2SeqConfig, RelPosSeq2SeqForConditionalGeneration
+from hf_relpos import RelPosSeq2SeqConfig
+from hf_relpos import RelPosSeq2SeqForConditionalGeneration
 
 SIZES = {
     "vocab_size": 37,
@@ -88,9 +93,7 @@ def test_t5(version: str, implementation: str) -> None:
         encoded = [output.encoder_last_hidden_state[real] for output in (found, wanted)]
         torch.testing.assert_close(*encoded, **FLOAT32)
         gradients = [
-            torch.autograd.grad(
-                output.loss, [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
-            )
+            torch.autograd.grad(output.loss, [model.get_input_embeddings().weight, model.get_output_embeddings().weight])
             for output, model in ((found, ours), (wanted, theirs))
         ]
         torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)

@@ -4,7 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import LENGTH, Case, cases, expected, ids_of
+from matrix import LENGTH
+from matrix import Case
+from matrix import cases
+from matrix import expected
+from matrix import ids_of
 
 from hf_relpos import SCHEMES
 

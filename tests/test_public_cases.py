@@ -45,9 +45,7 @@ def make_api():
 
     class Product(module.Api):
         REPO = str(ROOT)
-        SCHEMES = {
-            kind: [name for name, cls in SCHEMES.items() if not uses & {*cls.refuses}] for kind, uses in USES.items()
-        }
+        SCHEMES = {kind: [name for name, cls in SCHEMES.items() if not uses & {*cls.refuses}] for kind, uses in USES.items()}
 
         def config(self, kind, scheme, **fields):
             parameters = {T5_NAMES[name]: fields.pop(name) for name in list(fields) if name in T5_NAMES}

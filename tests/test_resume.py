@@ -5,7 +5,10 @@ import signal
 import pytest
 import segment_script
 import torch
-from segments import logged, make_model, make_table, make_trainer
+from segments import logged
+from segments import make_model
+from segments import make_table
+from segments import make_trainer
 from test_segment_ddp import start
 from transformers import Trainer
 

@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from matrix import CONFIGS, Case, cases, ids_of, sharpen
+from matrix import CONFIGS
+from matrix import Case
+from matrix import cases
+from matrix import ids_of
+from matrix import sharpen
 from pairs import pairs
-from reload_folders import run, state_of
-from safetensors.torch import load_file, save_file
+from reload_folders import run
+from reload_folders import state_of
+from safetensors.torch import load_file
+from safetensors.torch import save_file
 
 import hf_relpos
 
@@ -69,9 +75,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for family in CONFIGS:
         for auto, kind in heads_of(family).items():
             if auto not in OTHER_SHAPES:
-                config = Case(family, "t5", {}).config(
-                    num_labels=3, tie_word_embeddings=False, attn_implementation=None
-                )
+                config = Case(family, "t5", {}).config(num_labels=3, tie_word_embeddings=False, attn_implementation=None)
                 save_job(root / f"{family}-{auto}", sharpen(kind(config)).eval(), auto, [])
     for given in pairs():
         model = given.values[0].model(head=True, tie_word_embeddings=given.id != "lists", **FOLDER)

@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import LENGTH, Case, ids_of
+from matrix import LENGTH
+from matrix import Case
+from matrix import ids_of
 
-from hf_relpos import RelPosDecoderModel, RelPosEncoderModel
+from hf_relpos import RelPosDecoderModel
+from hf_relpos import RelPosEncoderModel
 from hf_relpos.position_builder import build_positions
 from hf_relpos.scheme_base import dense_bias
 
@@ -115,9 +118,7 @@ def test_fire_says_it_per_distance_where_it_can() -> None:
 
 
 def test_refusals_of_bias_schemes() -> None:
-    refuse(
-        "encoder", "fire", {}, "'fire' is refused for a bidirectional model: it divides by the position of the query"
-    )
+    refuse("encoder", "fire", {}, "'fire' is refused for a bidirectional model: it divides by the position of the query")
     refuse("decoder", "kerple", {"acts_as": "weight"}, "acts_as='weight' needs kernel='power'")
 
 

@@ -5,19 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from segments import (
-    END,
-    MEMORY_SCHEMES,
-    VOCABULARY,
-    logged,
-    make_arguments,
-    make_documents,
-    make_model,
-    make_table,
-    make_trainer,
-    reference,
-)
-from transformers import Trainer, TrainerCallback
+from segments import END
+from segments import MEMORY_SCHEMES
+from segments import VOCABULARY
+from segments import logged
+from segments import make_arguments
+from segments import make_documents
+from segments import make_model
+from segments import make_table
+from segments import make_trainer
+from segments import reference
+from transformers import Trainer
+from transformers import TrainerCallback
 
 from hf_relpos import segment_trainer
 from hf_relpos.blocks import IGNORED
@@ -154,8 +153,7 @@ def test_accumulation_is_a_larger_batch(tmp_path, smoothing):
 def test_smoothing_is_for_training_and_scores_the_next_token(tmp_path):
     evaluation = make_table(DOCUMENTS, 8, padding=0)
     plain, faint, strong = (
-        make_trainer(tmp_path, TEXT, evaluation, max_steps=2, label_smoothing_factor=factor)
-        for factor in (0, 1e-9, 0.3)
+        make_trainer(tmp_path, TEXT, evaluation, max_steps=2, label_smoothing_factor=factor) for factor in (0, 1e-9, 0.3)
     )
     assert plain.evaluate()["eval_loss"] == strong.evaluate()["eval_loss"]
     for trainer in (plain, faint, strong):
@@ -191,9 +189,7 @@ def test_a_table_of_nothing_but_input_ids(tmp_path, remove):
     ids = torch.tensor(make_documents(8 * 18)[0]).view(-1, 8)
     mine = [{"input_ids": row, "text": "left out"} for row in ids]
     trainer = train(tmp_path, table=mine, max_steps=3, remove_unused_columns=remove)
-    assert logged(trainer) == pytest.approx(
-        logged(train(tmp_path, table=make_table(make_documents(8 * 18)), max_steps=3))
-    )
+    assert logged(trainer) == pytest.approx(logged(train(tmp_path, table=make_table(make_documents(8 * 18)), max_steps=3)))
 
 
 class Evaluating(TrainerCallback):
@@ -249,7 +245,9 @@ def test_a_batch_size_that_does_not_fit_is_made_smaller_and_the_lanes_anew(tmp_p
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_changes_nothing(tmp_path, reentrant):
     options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
-    assert logged(train(tmp_path, **options)) == pytest.approx(logged(train(tmp_path)), rel=2e-6)  # float32 losses of nine steps
+    assert logged(train(tmp_path, **options)) == pytest.approx(
+        logged(train(tmp_path)), rel=2e-6
+    )  # float32 losses of nine steps
 
 
 def test_memory_keeps_the_dtype_of_the_model(tmp_path):
@@ -327,9 +325,7 @@ def test_the_private_methods_of_trainer_that_are_used_exist():
 
 def test_five_lines_are_enough(tmp_path):
     blocks = [{"input_ids": [(step + token) % END for token in range(8)]} for step in range(20)]
-    trainer = SegmentTrainer(
-        make_model(), make_arguments(tmp_path, max_steps=3), train_dataset=blocks, eval_dataset=blocks
-    )
+    trainer = SegmentTrainer(make_model(), make_arguments(tmp_path, max_steps=3), train_dataset=blocks, eval_dataset=blocks)
     trainer.train()
     assert trainer.evaluate()["eval_tokens"] == 159  # the last token of the text has no next one
 

@@ -5,11 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import BATCH, SIZES, ids_of
-from pairs import EXACT, SOURCE, TARGET, Pair, pairs
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from matrix import BATCH
+from matrix import SIZES
+from matrix import ids_of
+from pairs import EXACT
+from pairs import SOURCE
+from pairs import TARGET
+from pairs import Pair
+from pairs import pairs
+from transformers import DynamicCache
+from transformers import EncoderDecoderCache
+from transformers import StaticCache
 
-from hf_relpos import RelPosDecoderModel, RelPosEncoderModel, attention, blockwise
+from hf_relpos import RelPosDecoderModel
+from hf_relpos import RelPosEncoderModel
+from hf_relpos import attention
+from hf_relpos import blockwise
 from hf_relpos.attention import RelPosCrossAttention
 from hf_relpos.position_builder import source_positions
 from hf_relpos.schemes import probabilities_reason
@@ -252,9 +263,7 @@ def test_attentions_and_hidden_states(pair: Pair) -> None:
     assert torch.equal(output.encoder_hidden_states[-1], output.encoder_last_hidden_state)
     plain = model(**given)
     assert torch.equal(output.logits, plain.logits) and not {*shapes} & {*plain}
-    generated = model.generate(
-        given["input_ids"], output_attentions=True, return_dict_in_generate=True, num_beams=2, **GREEDY
-    )
+    generated = model.generate(given["input_ids"], output_attentions=True, return_dict_in_generate=True, num_beams=2, **GREEDY)
     assert generated.cross_attentions[0][0].shape == (2 * BATCH, 3, 1, SOURCE)
 
 

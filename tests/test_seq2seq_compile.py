@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 import torch
 from matrix import ids_of
-from pairs import EXACT, SOURCE, TARGET, Pair
+from pairs import EXACT
+from pairs import SOURCE
+from pairs import TARGET
+from pairs import Pair
 
 ROPE = Pair("rope", "rope")
 SOME = {

@@ -5,10 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import SIZES, ids_of
-from pairs import EXACT, TARGET, Pair, pairs
+from matrix import SIZES
+from matrix import ids_of
+from pairs import EXACT
+from pairs import TARGET
+from pairs import Pair
+from pairs import pairs
 
-from hf_relpos import RelPosSeq2SeqConfig, RelPosSeq2SeqForConditionalGeneration, RelPosSeq2SeqModel
+from hf_relpos import RelPosSeq2SeqConfig
+from hf_relpos import RelPosSeq2SeqForConditionalGeneration
+from hf_relpos import RelPosSeq2SeqModel
 
 ROPE = Pair("rope", "rope")
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -5,20 +5,25 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import SIZES, ids_of
-from pairs import EXACT, TARGET, Pair, pairs
-from tokenizers import Tokenizer, models, pre_tokenizers
+from matrix import SIZES
+from matrix import ids_of
+from pairs import EXACT
+from pairs import TARGET
+from pairs import Pair
+from pairs import pairs
+from tokenizers import Tokenizer
+from tokenizers import models
+from tokenizers import pre_tokenizers
 from torch.nn.functional import cross_entropy
-from transformers import (
-    DataCollatorForSeq2Seq,
-    PreTrainedTokenizerFast,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    set_seed,
-)
+from transformers import DataCollatorForSeq2Seq
+from transformers import PreTrainedTokenizerFast
+from transformers import Seq2SeqTrainer
+from transformers import Seq2SeqTrainingArguments
+from transformers import set_seed
 from transformers.trainer_pt_utils import LabelSmoother
 
-from hf_relpos import RelPosSeq2SeqConfig, RelPosSeq2SeqForConditionalGeneration
+from hf_relpos import RelPosSeq2SeqConfig
+from hf_relpos import RelPosSeq2SeqForConditionalGeneration
 
 ROPE = Pair("rope", "rope")
 PAD, START, END = 0, 1, 2

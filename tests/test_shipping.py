@@ -11,10 +11,12 @@ import sys
 import tokenize
 
 import pytest
-from transformers.dynamic_module_utils import get_imports, get_relative_import_files
+from transformers.dynamic_module_utils import get_imports
+from transformers.dynamic_module_utils import get_relative_import_files
 
 import hf_relpos
-from hf_relpos import modeling_relpos, modeling_relpos_seq2seq
+from hf_relpos import modeling_relpos
+from hf_relpos import modeling_relpos_seq2seq
 
 PACKAGE = pathlib.Path(hf_relpos.__file__).parent
 MODELING = modeling_relpos_seq2seq.__file__
@@ -86,9 +88,7 @@ def test_each_problem_is_found(line: str) -> None:
 
 
 def test_what_is_fine_is_left_alone() -> None:
-    assert (
-        problems_of("from .positions import Positions\nimport math\nfrom torch import nn\nfrom .a import b, c") == []
-    )
+    assert problems_of("from .positions import Positions\nimport math\nfrom torch import nn\nfrom .a import b, c") == []
 
 
 def test_the_copier_finds_exactly_the_siblings() -> None:
@@ -139,11 +139,7 @@ def test_public_things_are_documented_and_typed(path: pathlib.Path) -> None:
             assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"
         if isinstance(node, ast.FunctionDef):
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            bare = [
-                argument.arg
-                for argument in arguments
-                if not argument.annotation and argument.arg not in ("self", "cls")
-            ]
+            bare = [argument.arg for argument in arguments if not argument.annotation and argument.arg not in ("self", "cls")]
             assert not bare and node.returns, f"{path.name}: {node.name} lacks annotations {bare}"
     for node in tree_of(path).body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):

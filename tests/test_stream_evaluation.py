@@ -5,12 +5,17 @@ import math
 import pytest
 import torch
 from datasets import Dataset
-from segments import MEMORY_SCHEMES, make_model, make_trainer
+from segments import MEMORY_SCHEMES
+from segments import make_model
+from segments import make_trainer
 from torch.nn.functional import cross_entropy
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config
+from transformers import GPT2LMHeadModel
 
 from hf_relpos.blocks import pack
-from hf_relpos.evaluation import evaluate_stream, evaluate_windows, perplexity
+from hf_relpos.evaluation import evaluate_stream
+from hf_relpos.evaluation import evaluate_windows
+from hf_relpos.evaluation import perplexity
 from hf_relpos.tokenization import build_byte_tokenizer
 
 TOKENIZER = build_byte_tokenizer()

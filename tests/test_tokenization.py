@@ -1,18 +1,18 @@
 """Tokenizers: any text comes back unchanged, and the saved folder is an ordinary one."""
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example
+from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from hf_relpos.tokenization import (
-    build_byte_tokenizer,
-    end_token_id,
-    load_tokenizer,
-    pad_token_id,
-    start_token_id,
-    train_bpe_tokenizer,
-)
+from hf_relpos.tokenization import build_byte_tokenizer
+from hf_relpos.tokenization import end_token_id
+from hf_relpos.tokenization import load_tokenizer
+from hf_relpos.tokenization import pad_token_id
+from hf_relpos.tokenization import start_token_id
+from hf_relpos.tokenization import train_bpe_tokenizer
 
 TEXTS = ["the cat sat on the mat\n" * 20, "def cat(mat):\n    return the_cat\n" * 20, "émigré \u2028 😀"]
 BYTES, BPE = build_byte_tokenizer(), train_bpe_tokenizer(TEXTS, 280)

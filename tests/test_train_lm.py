@@ -13,13 +13,18 @@ import torch.nn.functional as F
 import yaml
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
+from transformers import AutoTokenizer
 
 from hf_relpos import SCHEMES
 from hf_relpos.__main__ import main as command
-from hf_relpos.arguments import ModelArguments, parse_arguments, read_yaml
+from hf_relpos.arguments import ModelArguments
+from hf_relpos.arguments import parse_arguments
+from hf_relpos.arguments import read_yaml
 from hf_relpos.building import build_config
-from hf_relpos.training import main, prepare, run
+from hf_relpos.training import main
+from hf_relpos.training import prepare
+from hf_relpos.training import run
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(60))
@@ -73,8 +78,7 @@ def contents(folder):
 
 def test_yaml_inherits_and_the_command_line_wins(tmp_path):
     (tmp_path / "base.yaml").write_text(
-        "learning_rate: 1e-3\nmax_steps: 5\nblock_size: 8\n"
-        "position_scheme: rope\nconfig_overrides: {hidden_size: 32}\n"
+        "learning_rate: 1e-3\nmax_steps: 5\nblock_size: 8\nposition_scheme: rope\nconfig_overrides: {hidden_size: 32}\n"
     )
     (tmp_path / "x.yaml").write_text(
         "base: base.yaml\nposition_scheme: [rope, nope]\nposition_parameters: {rope: {rope_theta: 100.0}}\n"
@@ -211,9 +215,7 @@ def test_evaluation_is_exact_and_independent_of_the_batches(config, tmp_path):
         found.append(job.trainer.evaluate())
     nll, hits, count = 0.0, 0, 0
     for row in job.texts["eval"].blocks:
-        inputs = {
-            name: row[name][None] for name in ("input_ids", "reset_mask", "attention_mask")
-        }  # the last is padded
+        inputs = {name: row[name][None] for name in ("input_ids", "reset_mask", "attention_mask")}  # the last is padded
         with torch.no_grad():
             logits = job.model.eval()(**inputs).logits[0]
         kept = row["shift_labels"] != -100
@@ -233,9 +235,7 @@ def test_masked_language_model(config, tmp_path):
     first = run(prepare([path]))
     assert "eval_bits_per_byte" not in results(tmp_path / "out")
     assert ModelCard.load(tmp_path / "out" / "README.md").data.pipeline_tag == "fill-mask"
-    again = prepare(
-        [path, "--do_eval", "--model_name_or_path", str(tmp_path / "out"), "--output_dir", str(tmp_path / "e")]
-    )
+    again = prepare([path, "--do_eval", "--model_name_or_path", str(tmp_path / "out"), "--output_dir", str(tmp_path / "e")])
     for _ in range(2):
         assert again.trainer.evaluate()["eval_loss"] == pytest.approx(first["eval_loss"], rel=1e-6)
 
@@ -311,9 +311,7 @@ def test_resuming_equals_an_uninterrupted_run_bit_for_bit(config, tmp_path):
     assert all(torch.equal(resumed[name], weight) for name, weight in weights.items())
 
     log = [
-        entry["loss"]
-        for entry in json.loads((folder / "trainer_state.json").read_text())["log_history"]
-        if "loss" in entry
+        entry["loss"] for entry in json.loads((folder / "trainer_state.json").read_text())["log_history"] if "loss" in entry
     ]
     run(prepare([config(**settings, resume_from_checkpoint="auto")]))
     assert all(torch.equal(load_file(folder / "model.safetensors")[name], weight) for name, weight in weights.items())

@@ -4,11 +4,19 @@ from typing import Any
 
 import torch
 
-from hf_relpos.configuration_relpos import RelPosDecoderConfig, RelPosEncoderConfig
-from hf_relpos.conversion.plan import Head, Plan, decoder_heads, encoder_heads
-from hf_relpos.conversion.rules import Rule, Weights, leave, move
+from hf_relpos.configuration_relpos import RelPosDecoderConfig
+from hf_relpos.configuration_relpos import RelPosEncoderConfig
+from hf_relpos.conversion.plan import Head
+from hf_relpos.conversion.plan import Plan
+from hf_relpos.conversion.plan import decoder_heads
+from hf_relpos.conversion.plan import encoder_heads
+from hf_relpos.conversion.rules import Rule
+from hf_relpos.conversion.rules import Weights
+from hf_relpos.conversion.rules import leave
+from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import RelPosDecoderModel, RelPosEncoderModel
+from hf_relpos.modeling_relpos import RelPosDecoderModel
+from hf_relpos.modeling_relpos import RelPosEncoderModel
 
 KINDS = {"absolute": "learned_absolute", "relative_key": "shaw", "relative_key_query": "shaw"}
 LAYER_RULES = [
@@ -27,9 +35,7 @@ LAYER_RULES = [
     leave(r"embeddings\.position_ids", "a counter"),
     leave(r"pooler\..*", "classifiers here read the hidden states without a pooler"),
 ]
-OTHER_HEADS = leave(
-    r"(cls|classifier|sequence_summary|qa_outputs)\..*", "a head that the converted model does not have"
-)
+OTHER_HEADS = leave(r"(cls|classifier|sequence_summary|qa_outputs)\..*", "a head that the converted model does not have")
 
 
 def common_fields(settings: Settings) -> dict[str, Any]:
@@ -83,9 +89,6 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         table = r"encoder\.layer\.(\d+)\.attention\.self\.distance_embedding\.weight"
         rules.append(move(table, r"position_schemes.\1.key_table", change=turn))
         rules.append(leave(absolute, f"position_embedding_type={kind!r} does not add absolute positions"))
-    if causal:
-        config = RelPosDecoderConfig(**fields, lm_head_dense=True, lm_head_bias=True)
-    else:
-        config = RelPosEncoderConfig(**fields)
+    config = RelPosDecoderConfig(**fields, lm_head_dense=True, lm_head_bias=True) if causal else RelPosEncoderConfig(**fields)
     base = RelPosDecoderModel if causal else RelPosEncoderModel
     return Plan(config, base, "bert.", [*rules, OTHER_HEADS], language_heads(causal))

@@ -1,17 +1,18 @@
 """BLOOM."""
 
 from hf_relpos.configuration_relpos import RelPosDecoderConfig
-from hf_relpos.conversion.plan import Plan, decoder_heads
-from hf_relpos.conversion.rules import Weights, move, split_heads
+from hf_relpos.conversion.plan import Plan
+from hf_relpos.conversion.plan import decoder_heads
+from hf_relpos.conversion.rules import Weights
+from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import split_heads
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.modeling_relpos import RelPosDecoderModel
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
     """ALiBi with the slopes of the released code, normed embeddings, biases everywhere."""
-    settings.require(
-        "apply_residual_connection_post_layernorm", [False], "the residual is what enters a layer, not its norm"
-    )
+    settings.require("apply_residual_connection_post_layernorm", [False], "the residual is what enters a layer, not its norm")
     config = RelPosDecoderConfig(
         **settings.common(),
         hidden_act="gelu_pytorch_tanh",

@@ -10,7 +10,8 @@ import torch
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers.utils.hub import cached_file, has_file
+from transformers.utils.hub import cached_file
+from transformers.utils.hub import has_file
 
 FILES = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")

@@ -3,9 +3,15 @@
 from typing import Any
 
 from hf_relpos.configuration_relpos import RelPosEncoderConfig
-from hf_relpos.conversion.bert import LAYER_RULES, OTHER_HEADS, common_fields, language_heads
-from hf_relpos.conversion.plan import Head, Plan
-from hf_relpos.conversion.rules import Weights, leave, move
+from hf_relpos.conversion.bert import LAYER_RULES
+from hf_relpos.conversion.bert import OTHER_HEADS
+from hf_relpos.conversion.bert import common_fields
+from hf_relpos.conversion.bert import language_heads
+from hf_relpos.conversion.plan import Head
+from hf_relpos.conversion.plan import Plan
+from hf_relpos.conversion.rules import Weights
+from hf_relpos.conversion.rules import leave
+from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.modeling_relpos import RelPosEncoderModel
 

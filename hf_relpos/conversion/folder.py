@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from huggingface_hub import ModelCard, ModelCardData
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from huggingface_hub import ModelCard
+from huggingface_hub import ModelCardData
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase
 
-from hf_relpos.conversion.checkpoint import find_file, read_json
+from hf_relpos.conversion.checkpoint import find_file
+from hf_relpos.conversion.checkpoint import read_json
 from hf_relpos.conversion.rules import Report
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -98,9 +101,7 @@ def _card(title: str, model: PreTrainedModel, source: str, report: Report) -> st
     auto = next(auto for auto, entry in config.auto_map.items() if entry.endswith(f".{name}"))
     named = None if Path(source).is_dir() else source
     data = ModelCardData(library_name="transformers", tags=["hf_relpos", config.model_type], base_model=named)
-    schemes = (
-        [config.position_scheme] if isinstance(config.position_scheme, str) else sorted(set(config.position_scheme))
-    )
+    schemes = [config.position_scheme] if isinstance(config.position_scheme, str) else sorted(set(config.position_scheme))
     origin = source if named else Path(source).resolve().name
     text = CARD.format(
         metadata=data.to_yaml(),

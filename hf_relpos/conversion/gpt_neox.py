@@ -1,8 +1,13 @@
 """GPT-NeoX and Pythia."""
 
 from hf_relpos.configuration_relpos import RelPosDecoderConfig
-from hf_relpos.conversion.plan import Plan, decoder_heads, rotary_parameters
-from hf_relpos.conversion.rules import Weights, leave, move, split_heads
+from hf_relpos.conversion.plan import Plan
+from hf_relpos.conversion.plan import decoder_heads
+from hf_relpos.conversion.plan import rotary_parameters
+from hf_relpos.conversion.rules import Weights
+from hf_relpos.conversion.rules import leave
+from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import split_heads
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.modeling_relpos import RelPosDecoderModel
 

@@ -1,8 +1,12 @@
 """Llama, and Mistral, which adds a sliding window."""
 
 from hf_relpos.configuration_relpos import RelPosDecoderConfig
-from hf_relpos.conversion.plan import Plan, decoder_heads, rotary_parameters
-from hf_relpos.conversion.rules import Weights, leave, move
+from hf_relpos.conversion.plan import Plan
+from hf_relpos.conversion.plan import decoder_heads
+from hf_relpos.conversion.plan import rotary_parameters
+from hf_relpos.conversion.rules import Weights
+from hf_relpos.conversion.rules import leave
+from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.modeling_relpos import RelPosDecoderModel
 

@@ -8,16 +8,16 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_relpos.configuration_relpos import RelPosConfig
-from hf_relpos.conversion.rules import Rule, Weights, move
+from hf_relpos.conversion.rules import Rule
+from hf_relpos.conversion.rules import Weights
+from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import (
-    RelPosDecoderForCausalLM,
-    RelPosDecoderForSequenceClassification,
-    RelPosDecoderForTokenClassification,
-    RelPosEncoderForMaskedLM,
-    RelPosEncoderForQuestionAnswering,
-    RelPosEncoderForTokenClassification,
-)
+from hf_relpos.modeling_relpos import RelPosDecoderForCausalLM
+from hf_relpos.modeling_relpos import RelPosDecoderForSequenceClassification
+from hf_relpos.modeling_relpos import RelPosDecoderForTokenClassification
+from hf_relpos.modeling_relpos import RelPosEncoderForMaskedLM
+from hf_relpos.modeling_relpos import RelPosEncoderForQuestionAnswering
+from hf_relpos.modeling_relpos import RelPosEncoderForTokenClassification
 from hf_relpos.schemes_rotary import RoPE
 
 
@@ -99,9 +99,7 @@ def rotary_parameters(settings: Settings) -> dict[str, Any]:
     parameters = dict(settings("rope_parameters", {}))
     kinds = RoPE.parameter_specs["rope_type"].choices or ()
     if (kind := parameters.get("rope_type", "default")) not in kinds:
-        raise ValueError(
-            f"{settings.source}: rope_parameters rope_type={kind!r} cannot be converted; one of {kinds} can"
-        )
+        raise ValueError(f"{settings.source}: rope_parameters rope_type={kind!r} cannot be converted; one of {kinds} can")
     for name, value in parameters.items():
         if name not in RoPE.parameter_specs:
             raise ValueError(f"{settings.source}: rope_parameters {name}={value!r} cannot be converted")

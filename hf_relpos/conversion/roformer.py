@@ -4,12 +4,19 @@ from typing import Any
 
 import torch
 
-from hf_relpos.configuration_relpos import RelPosDecoderConfig, RelPosEncoderConfig
-from hf_relpos.conversion.bert import LAYER_RULES, OTHER_HEADS, common_fields, language_heads
+from hf_relpos.configuration_relpos import RelPosDecoderConfig
+from hf_relpos.configuration_relpos import RelPosEncoderConfig
+from hf_relpos.conversion.bert import LAYER_RULES
+from hf_relpos.conversion.bert import OTHER_HEADS
+from hf_relpos.conversion.bert import common_fields
+from hf_relpos.conversion.bert import language_heads
 from hf_relpos.conversion.plan import Plan
-from hf_relpos.conversion.rules import Weights, leave, move
+from hf_relpos.conversion.rules import Weights
+from hf_relpos.conversion.rules import leave
+from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import RelPosDecoderModel, RelPosEncoderModel
+from hf_relpos.modeling_relpos import RelPosDecoderModel
+from hf_relpos.modeling_relpos import RelPosEncoderModel
 from hf_relpos.scheme_base import sinusoid
 
 
@@ -31,10 +38,7 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         leave(r"encoder\.embed_positions\.weight", "follows from the configuration"),
         OTHER_HEADS,
     ]
-    if causal:
-        config = RelPosDecoderConfig(**fields, lm_head_dense=True, lm_head_bias=True)
-    else:
-        config = RelPosEncoderConfig(**fields)
+    config = RelPosDecoderConfig(**fields, lm_head_dense=True, lm_head_bias=True) if causal else RelPosEncoderConfig(**fields)
     base = RelPosDecoderModel if causal else RelPosEncoderModel
     return Plan(config, base, "roformer.", rules, language_heads(causal))
 
@@ -45,6 +49,4 @@ def _check_angles(weights: Weights) -> None:
         if name.endswith("encoder.embed_positions.weight"):
             wanted = sinusoid(torch.arange(table.shape[0]), table.shape[1])
             if not torch.allclose(table.float(), wanted, rtol=0, atol=1e-2):
-                raise ValueError(
-                    f"roformer: {name} cannot be converted: it does not hold the sines and cosines of RoPE"
-                )
+                raise ValueError(f"roformer: {name} cannot be converted: it does not hold the sines and cosines of RoPE")

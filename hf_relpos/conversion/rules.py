@@ -1,8 +1,12 @@
 """How the weights of one model become those of another: strict rules by name, and a report of each weight."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
 
 import torch
 
@@ -110,9 +114,7 @@ def apply_rules(rules: Sequence[Rule], weights: Weights, prefix: str, report: Re
         try:
             parts = rule.apply(bare, weight)
         except (RuntimeError, ValueError) as error:
-            raise ValueError(
-                f"{report.source}: {name} has the surprising shape {tuple(weight.shape)}: {error}"
-            ) from error
+            raise ValueError(f"{report.source}: {name} has the surprising shape {tuple(weight.shape)}: {error}") from error
         for target, part in parts.items():
             if target in found and not torch.equal(found[target], part):
                 other = next(key for key, targets in report.used.items() if target in targets)

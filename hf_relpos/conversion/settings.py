@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING
+from transformers import PreTrainedConfig
 
 _COMMON = set(PreTrainedConfig().to_dict()) | {
     "model_type", "head_dim", "use_cache", "torch_dtype", "auto_map", "is_decoder", "initializer_factor",
@@ -54,9 +55,7 @@ class Settings:
 
     def common(self) -> dict[str, Any]:
         """Fields that mean the same here."""
-        fields = {
-            name: self(name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-        }
+        fields = {name: self(name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             fields[name] = self(name, None)
         for name in ("initializer_range", "tie_word_embeddings", "max_position_embeddings"):

@@ -3,7 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from hf_relpos.conversion import bert, bloom, deberta_v2, gpt_neox, llama, roformer, t5, transfo_xl, xlnet
+from hf_relpos.conversion import bert
+from hf_relpos.conversion import bloom
+from hf_relpos.conversion import deberta_v2
+from hf_relpos.conversion import gpt_neox
+from hf_relpos.conversion import llama
+from hf_relpos.conversion import roformer
+from hf_relpos.conversion import t5
+from hf_relpos.conversion import transfo_xl
+from hf_relpos.conversion import xlnet
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.rules import Weights
 from hf_relpos.conversion.settings import Settings

@@ -6,8 +6,12 @@ import torch
 
 from hf_relpos.adaptive import cluster_bounds
 from hf_relpos.configuration_relpos import RelPosDecoderConfig
-from hf_relpos.conversion.plan import Plan, decoder_heads
-from hf_relpos.conversion.rules import Rule, Weights, leave, move
+from hf_relpos.conversion.plan import Plan
+from hf_relpos.conversion.plan import decoder_heads
+from hf_relpos.conversion.rules import Rule
+from hf_relpos.conversion.rules import Weights
+from hf_relpos.conversion.rules import leave
+from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.modeling_relpos import RelPosDecoderModel
 
@@ -43,18 +47,14 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         move("r_w_bias", *(f"position_schemes.{index}.key_offset" for index in layers)),
         move("r_r_bias", *(f"position_schemes.{index}.distance_offset" for index in layers)),
     ]
-    original = any(name.startswith("crit.") for name in weights) and any(
-        name.startswith("layers.") for name in weights
-    )
+    original = any(name.startswith("crit.") for name in weights) and any(name.startswith("layers.") for name in weights)
     borrowed = _borrowed(settings, weights)
     if config.cutoffs:
         entry, head = _adaptive_rules(config, borrowed, original)
     else:
         entry, head = _plain_rules(config, borrowed)
     notes = [] if original else [FIRST_MEMORY]
-    return Plan(
-        config, RelPosDecoderModel, "transformer.", [*entry, *shared, *LAYER_RULES], decoder_heads(*head), notes
-    )
+    return Plan(config, RelPosDecoderModel, "transformer.", [*entry, *shared, *LAYER_RULES], decoder_heads(*head), notes)
 
 
 def _refuse(settings: Settings) -> None:
@@ -109,9 +109,7 @@ def _plain_rules(config: RelPosDecoderConfig, borrowed: Sequence[int]) -> tuple[
     return entry, head
 
 
-def _adaptive_rules(
-    config: RelPosDecoderConfig, borrowed: Sequence[int], original: bool
-) -> tuple[list[Rule], list[Rule]]:
+def _adaptive_rules(config: RelPosDecoderConfig, borrowed: Sequence[int], original: bool) -> tuple[list[Rule], list[Rule]]:
     """Rules of adaptive embeddings and head; the paper's code numbers the clusters of its head from the last one."""
     bounds = cluster_bounds(config)
     sizes, clusters = [end - start for start, end in bounds], range(len(bounds))
@@ -164,9 +162,7 @@ def _projections(
     if lent:
         own = [f"model.{name}" for name in embeddings]
         both = rf"word_emb\.emb_projs\.{first}"
-        rules.append(
-            move(both, *own, *lent, change=lambda weight: [weight * gain] * len(own) + [weight.T] * len(lent))
-        )
+        rules.append(move(both, *own, *lent, change=lambda weight: [weight * gain] * len(own) + [weight.T] * len(lent)))
     return rules
 
 

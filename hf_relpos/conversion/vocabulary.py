@@ -4,8 +4,13 @@ import pickle
 from collections.abc import Sequence
 
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from tokenizers import Tokenizer
+from tokenizers import models
+from tokenizers import normalizers
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast
 
 from hf_relpos.conversion.checkpoint import find_file
 from hf_relpos.conversion.rules import Report

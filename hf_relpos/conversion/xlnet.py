@@ -2,11 +2,17 @@
 
 from dataclasses import replace
 
-from hf_relpos.configuration_relpos import RelPosDecoderConfig, RelPosEncoderConfig
-from hf_relpos.conversion.plan import Plan, decoder_heads, encoder_heads
-from hf_relpos.conversion.rules import Weights, leave, move
+from hf_relpos.configuration_relpos import RelPosDecoderConfig
+from hf_relpos.configuration_relpos import RelPosEncoderConfig
+from hf_relpos.conversion.plan import Plan
+from hf_relpos.conversion.plan import decoder_heads
+from hf_relpos.conversion.plan import encoder_heads
+from hf_relpos.conversion.rules import Weights
+from hf_relpos.conversion.rules import leave
+from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import RelPosDecoderModel, RelPosEncoderModel
+from hf_relpos.modeling_relpos import RelPosDecoderModel
+from hf_relpos.modeling_relpos import RelPosEncoderModel
 
 RULES = [
     move(r"word_embedding\.weight", "embed_tokens.weight"),

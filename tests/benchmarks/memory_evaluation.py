@@ -23,7 +23,8 @@ import torch
 import transformers
 from transformers import DynamicCache
 
-from hf_relpos import RelPosDecoderConfig, RelPosDecoderForCausalLM
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderForCausalLM
 
 SEGMENT = 128
 TARGETS = {800: 350, 3800: 1200}

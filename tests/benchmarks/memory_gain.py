@@ -20,7 +20,9 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import hf_relpos  # noqa: F401  registers the models with the Auto classes
-from hf_relpos.training import Job, evaluate, prepare
+from hf_relpos.training import Job
+from hf_relpos.training import evaluate
+from hf_relpos.training import prepare
 
 SMALL = "hidden_size=128,num_hidden_layers=4,num_attention_heads=4"
 STDLIB = ["configs/default.yaml", "--config_overrides", SMALL, "--block_size", "64", "--per_device_train_batch_size", "32"]
@@ -116,7 +118,9 @@ def main() -> None:
     parser.add_argument("--mem_lens", type=int, nargs="+", default=[0, 64, 256, 1024])
     arguments, rest = parser.parse_known_args()
     found: dict[str, list[dict[str, Any]]] = {}
-    tasks = [(name, argv, seed) for name, argv in arms(arguments.which, arguments.mem_lens).items() for seed in arguments.seeds]
+    tasks = [
+        (name, argv, seed) for name, argv in arms(arguments.which, arguments.mem_lens).items() for seed in arguments.seeds
+    ]
     for name, argv, seed in tqdm(tasks, desc="runs"):
         folder = arguments.output_dir / f"{name.replace(', ', '-').replace(' ', '_')}-seed{seed}"
         found.setdefault(name, []).append(run_arm(name, [*argv, *rest], seed, folder))

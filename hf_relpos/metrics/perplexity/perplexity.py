@@ -5,9 +5,7 @@ import math
 import datasets
 import evaluate
 
-DESCRIPTION = (
-    "exp of the mean negative log-likelihood of a token; every token weighs the same, however it was batched."
-)
+DESCRIPTION = "exp of the mean negative log-likelihood of a token; every token weighs the same, however it was batched."
 
 INPUTS = """
 Args:
