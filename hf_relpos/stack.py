@@ -1,0 +1,197 @@
+"""What all models share: weights and conventions, and a stack of embeddings, position schemes and layers."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging
+
+from .adaptive import AdaptiveEmbedding
+from .adaptive import embedding_width
+from .attention import RelPosAttention
+from .configuration_relpos import RelPosConfig
+from .layers import RelPosLayer
+from .layers import make_norm
+from .positions import Positions
+from .scheme_base import PositionScheme
+from .schemes import build_schemes
+from .schemes import probabilities_reason
+from .segment_memory import SegmentMemory
+
+logger = logging.get_logger(__name__)
+
+_PASSED_ON = {
+    "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "shift_labels", "cache_position",
+    "is_causal", "logits_to_keep", "next_sequence_length", "token_type_ids",
+}  # fmt: skip
+"""Keyword arguments of transformers that a forward accepts without naming them."""
+
+
+class RelPosPreTrainedModel(PreTrainedModel):
+    """Weights, backends and conventions that all models share."""
+
+    config: RelPosConfig
+    config_class = RelPosConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["RelPosLayer"]
+    _skip_keys_device_placement = ["cache", "past_key_values"]
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _can_record_outputs = {"hidden_states": RelPosLayer, "attentions": RelPosAttention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Fill one module. A gain stands on the projection itself: transformers skips modules without weights of their own."""
+        super()._init_weights(module)
+        if isinstance(module, PositionScheme):
+            module.initialize(self.config.initializer_range)
+        elif (gain := getattr(module, "init_gain", 1.0)) != 1.0:
+            init.normal_(module.weight, std=self.config.initializer_range * gain)
+
+    def _eager_reason(self) -> str | None:
+        reasons = map(probabilities_reason, self.config.stacks())
+        return next(filter(None, reasons), None)
+
+    def _refuse_fused(self, implementation: str) -> None:
+        reason = self._eager_reason()
+        if reason is not None:
+            raise ValueError(f"attn_implementation={implementation!r} cannot do this scheme: {reason}; use 'eager'")
+
+    def _sdpa_can_dispatch(self, is_init_check: bool = False) -> bool:
+        self._refuse_fused("sdpa")
+        return super()._sdpa_can_dispatch(is_init_check)
+
+    def _flex_attn_can_dispatch(self, is_init_check: bool = False) -> bool:
+        self._refuse_fused("flex_attention")
+        return super()._flex_attn_can_dispatch(is_init_check)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """As in transformers; when nothing was asked for and the default cannot do the scheme, the fallback is logged."""
+        chosen = super().get_correct_attn_implementation(requested_attention, is_init_check)
+        if requested_attention is None and chosen == "eager":
+            logger.warning_once(f"attn_implementation falls back to 'eager': {self._eager_reason()}")
+        return chosen
+
+    def _token_loss(self, logits: torch.Tensor, labels: torch.Tensor, shifted: bool, kwargs: dict[str, Any]) -> torch.Tensor:
+        """Mean loss of the targets that are not -100, or their sum over `num_items_in_batch`; 0 when there is no target."""
+        targets = kwargs.get("shift_labels")
+        total = self._count_targets(targets if targets is not None else labels[..., 1:] if shifted else labels, kwargs)
+        extra = {"shift_labels": targets} if targets is not None else {}
+        return self.loss_function(
+            logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=total, **extra
+        )
+
+    def _count_targets(self, targets: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+        """By how many a sum of losses is divided: `num_items_in_batch`, else the targets that are not -100; at least 1."""
+        total = kwargs.get("num_items_in_batch")
+        total = targets.ne(-100).sum() if total is None else torch.as_tensor(total, device=targets.device)
+        return total.clamp(min=1)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As in transformers; adaptive embeddings are refused, since their clusters are made for one vocabulary."""
+        if getattr(self.config, "cutoffs", None):
+            raise ValueError(f"embeddings with cutoffs={self.config.cutoffs} cannot be resized")
+        return super().resize_token_embeddings(*args, **kwargs)
+
+
+class RelPosStack(RelPosPreTrainedModel):
+    """Embeddings, position schemes and layers: what the encoder and the decoder share."""
+
+    layer_class: type[RelPosLayer] = RelPosLayer
+
+    def __init__(self, config: RelPosConfig) -> None:
+        super().__init__(config)
+        width, adaptive = embedding_width(config), getattr(config, "cutoffs", None)
+        plain = (config.vocab_size, width, config.pad_token_id)
+        self.embed_tokens = AdaptiveEmbedding(config) if adaptive else nn.Embedding(*plain)
+        self.norm_first = config.embedding_norm == "before_projection"
+        same = width == config.hidden_size
+        self.embed_projection = None if same else nn.Linear(width, config.hidden_size, bias=self.norm_first)
+        normed = width if self.norm_first else config.hidden_size
+        self.embed_norm = make_norm(config, normed) if config.embedding_norm else None
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        schemes, self.scheme_of_layer = build_schemes(config)
+        types = 0 if any(scheme.reads_token_types for scheme in schemes) else config.type_vocab_size
+        self.embed_types = nn.Embedding(types, width) if types else None
+        self.position_schemes = nn.ModuleList(schemes)
+        self.layers = nn.ModuleList(self.layer_class(config, index) for index in range(config.num_hidden_layers))
+        for layer, index in zip(self.layers, self.scheme_of_layer, strict=True):
+            layer.set_init_gains(schemes[index].query_gain(), config.num_hidden_layers)
+        self.norm = make_norm(config, config.hidden_size) if config.norm_position == "pre" else None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value
+
+    def _embed_ids(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        """Token embeddings `(batch, sequence, embedding_size)` of exactly one of the two inputs."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        if inputs_embeds is not None:
+            return inputs_embeds
+        if not torch.compiler.is_compiling() and input_ids.numel() and int(input_ids.max()) >= self.config.vocab_size:
+            raise ValueError(f"token id {int(input_ids.max())} is beyond vocab_size={self.config.vocab_size}")
+        return self.embed_tokens(input_ids)
+
+    def _enter(self, embeds: torch.Tensor, positions: Positions, token_type_ids: torch.Tensor | None) -> torch.Tensor:
+        """What enters the first layer, `(batch, sequence, hidden_size)`."""
+        hidden_states = embeds * embeds.shape[-1] ** 0.5 if self.config.scale_embedding else embeds
+        if self.embed_types is not None:
+            types = torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
+            hidden_states = hidden_states + self.embed_types(types if token_type_ids is None else token_type_ids)
+        if self.norm_first:
+            hidden_states = self.embed_norm(hidden_states)
+        if self.embed_projection is not None:
+            hidden_states = self.embed_projection(hidden_states)
+        hidden_states = self.position_schemes[0].embed(hidden_states, positions.in_document)
+        return self.dropout(hidden_states if self.embed_norm is None or self.norm_first else self.embed_norm(hidden_states))
+
+    def _run_layers(
+        self,
+        hidden_states: torch.Tensor,
+        positions: Positions,
+        memory: SegmentMemory | None = None,
+        cache: Cache | None = None,
+        force_eager: bool = False,
+        source: tuple[torch.Tensor, Positions] | tuple[()] = (),
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run all layers; returns the last hidden states `(batch, sequence, hidden_size)` and what entered each layer.
+
+        A `source` is what the layers of an encoder-decoder attend to beside. It is passed by place, because reentrant
+        gradient checkpointing sends no gradients through keywords.
+        """
+        prepared: dict[type, Any] = {}
+        for scheme in self.position_schemes:
+            if type(scheme) not in prepared:
+                prepared[type(scheme)] = scheme.prepare(positions)
+        entered = []
+        for index, layer in enumerate(self.layers):
+            scheme = self.position_schemes[self.scheme_of_layer[index]]
+            entered.append(hidden_states)
+            hidden_states = layer(
+                hidden_states,
+                None if memory is None else memory.hidden[:, index],
+                *source,
+                scheme=scheme,
+                positions=positions,
+                prepared=prepared[type(scheme)],
+                cache=cache,
+                force_eager=force_eager,
+            )
+        return hidden_states if self.norm is None else self.norm(hidden_states), entered
+
+    def _wants_attentions(self, kwargs: dict[str, Any]) -> bool:
+        """Whether probabilities are asked for, which only the eager path gives; unknown arguments are refused."""
+        unknown = sorted(set(kwargs) - _PASSED_ON)
+        if unknown:
+            raise TypeError(f"{type(self).__name__}.forward got unknown arguments: {', '.join(unknown)}")
+        wanted = kwargs.get("output_attentions")
+        return bool(self.config.output_attentions if wanted is None else wanted)
