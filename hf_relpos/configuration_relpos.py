@@ -12,6 +12,9 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from .adaptive import check_clusters
 from .schemes import check_schemes
+from .schemes import in_order
+from .schemes import layer_schemes
+from .schemes import scheme_class
 
 
 def auto_map(family: str, heads: tuple[str, ...], suffix: str = "") -> dict[str, str]:
@@ -26,6 +29,7 @@ def auto_map(family: str, heads: tuple[str, ...], suffix: str = "") -> dict[str,
     auto = {
         "MaskedLM": "AutoModelForMaskedLM",
         "CausalLM": "AutoModelForCausalLM",
+        "PermutationLM": "AutoModelForPreTraining",
         "ConditionalGeneration": "AutoModelForSeq2SeqLM",
     }
     entries = {"AutoConfig": f"{configuration}.{family}Config", "AutoModel": f"{modeling}.{family}Model"}
@@ -63,8 +67,9 @@ class RelPosConfig(PreTrainedConfig):
         initializer_range (`float`): standard deviation of the initial weights.
         max_position_embeddings (`int`): number of learned positions: a bound for `learned_absolute` only.
         tie_word_embeddings (`bool`): share the embeddings with the language-model head.
-        position_scheme (`str` or `list[str]`): one scheme for all layers, or one a layer.
-        position_parameters (`dict`): the scheme's own parameters; with a list, a dict for each scheme name.
+        position_scheme (`str` or `list[str]`): one scheme for all layers, or one a layer; `rope` or `xpos` joins one that adds
+            a number per distance to the scores, as in `"rope+alibi"`.
+        position_parameters (`dict`): the scheme's own parameters; with a list or a combination, a dict for each scheme name.
         share_positions (`"layer"` or `"model"`): each layer owns its position parameters, or one set serves the stack.
         attention_path (`"auto"`, `"dense"` or `"blockwise"`): how `sdpa` attends with score terms: block by block in memory linear in
             the length, or with one dense bias; by default blockwise wherever it can and pays.
@@ -133,6 +138,7 @@ class RelPosConfig(PreTrainedConfig):
 
     def _check_positions(self) -> None:
         """Complete what depends on the scheme, and refuse schemes, parameters and combinations without meaning."""
+        self.position_scheme = in_order(self.position_scheme)
         if self.scale_embedding is None:
             self.scale_embedding = self.position_scheme == "sinusoidal"
         check_schemes(self)
@@ -176,15 +182,50 @@ class RelPosEncoderConfig(RelPosConfig):
 
     Args:
         classifier_pooling (`"cls"` or `"mean"`): what a sequence classifier reads: the first token or the mean of all.
+        mem_len (`int`): tokens of segment memory; 0 turns it off.
+        reuse_len (`int`, *optional*): how many of a segment's first tokens enter the memory, for segments that overlap as
+            XLNet's do: the next one begins `reuse_len` tokens later. By default all.
+        query_stream (`bool`): whether there is a `mask_emb` for the query stream of XLNet, which predicts the tokens that
+            `target_mapping` names. The head for permutation language models turns it on.
     """
 
     model_type = "relpos_encoder"
     family_auto_map: ClassVar[dict[str, str]] = auto_map(
         "RelPosEncoder",
-        ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"),
+        (
+            "MaskedLM",
+            "PermutationLM",
+            "SequenceClassification",
+            "TokenClassification",
+            "QuestionAnswering",
+            "MultipleChoice",
+        ),
     )
 
     classifier_pooling: Literal["cls", "mean"] = "mean"
+    mem_len: int = 0
+    reuse_len: int | None = None
+    query_stream: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.mem_len < 0:
+            raise ValueError(f"mem_len={self.mem_len} must be 0 (no memory) or more")
+        if self.reuse_len is not None and (self.reuse_len < 1 or not self.mem_len):
+            reason = "needs a memory: mem_len=0" if not self.mem_len else "must be at least 1, or None for all tokens"
+            raise ValueError(f"reuse_len={self.reuse_len} {reason}")
+        super().__post_init__(**kwargs)
+        if self.query_stream:
+            self.require_query_stream()
+
+    def require_query_stream(self) -> None:
+        """Turn the query stream on, or refuse it by a ValueError for schemes that it cannot have."""
+        for name in dict.fromkeys(layer_schemes(self)):
+            if scheme_class(name).acts_on_embeddings:
+                raise ValueError(
+                    f"position_scheme {name!r} is refused for a query stream: it puts positions into the embeddings, but all "
+                    "targets begin from one vector, which must be told where each stands by the attention"
+                )
+        self.query_stream = True
 
 
 @strict

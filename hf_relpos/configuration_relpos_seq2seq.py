@@ -11,6 +11,7 @@ from .configuration_relpos import RelPosConfig
 from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos import RelPosEncoderConfig
 from .configuration_relpos import auto_map
+from .schemes import in_order
 
 _REFUSED = {
     "mem_len": "segment memory goes on with one text, but each pair of source and target is a text of its own",
@@ -117,9 +118,10 @@ class RelPosSeq2SeqConfig(RelPosConfig):
 
     def _check_positions(self) -> None:
         """Complete the schemes of both stacks; the configuration of each then refuses what it cannot do."""
+        self.position_scheme = in_order(self.position_scheme)
         for side in ("encoder", "decoder"):
             scheme, parameters = getattr(self, f"{side}_position_scheme"), getattr(self, f"{side}_position_parameters")
             common = self.position_parameters if scheme is None else {}
-            setattr(self, f"{side}_position_scheme", self.position_scheme if scheme is None else scheme)
+            setattr(self, f"{side}_position_scheme", in_order(self.position_scheme if scheme is None else scheme))
             setattr(self, f"{side}_position_parameters", common if parameters is None else parameters)
         self.stacks()

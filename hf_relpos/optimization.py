@@ -21,7 +21,7 @@ def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
         if not parameter.requires_grad:
             continue
         owned = name.rpartition("position_schemes.")[2] if "position_schemes." in name else ""
-        if owned.count(".") == 1 and not owned.endswith("position_embeddings"):
+        if owned.replace(".added.", ".").count(".") == 1 and not owned.endswith("position_embeddings"):
             kinds["positions"].append(parameter)
         elif "layers." in name and parameter.dim() == 2:
             kinds["matrices"].append(parameter)

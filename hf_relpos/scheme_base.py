@@ -140,6 +140,9 @@ class PositionScheme(nn.Module):
     """Whether one instance serves all layers of this scheme, whatever `share_positions` says."""
     reads_token_types: ClassVar[bool] = False
     """Whether token types enter by the scheme's own term, `positions.token_types`, instead of by embeddings."""
+    combines_as: ClassVar[str | None] = None
+    """Its part beside another scheme: `rotary`, or `bias` for terms that read no query or key but in their product; None if
+    it has none (`schemes_combined.py`)."""
     source: ClassVar[str] = ""
     """The paper."""
 

@@ -1,4 +1,7 @@
-"""The names of all schemes. A new one is a class, one line in `SCHEMES`, one row in the test matrix and one config file."""
+"""The names of all schemes. A new one is a class, one line in `SCHEMES`, one row in the test matrix and one config file.
+
+A name may also join two schemes, as in `rope+alibi` (`schemes_combined.py`).
+"""
 
 from typing import Any
 
@@ -12,6 +15,7 @@ from .schemes_bias import Fire
 from .schemes_bias import Kerple
 from .schemes_bias import LearnedBias
 from .schemes_bias import Sandwich
+from .schemes_combined import combine
 from .schemes_content import CoPE
 from .schemes_disentangled import Deberta
 from .schemes_query import Music
@@ -42,11 +46,25 @@ SCHEMES: dict[str, type[PositionScheme]] = {
 }
 
 
+def parts_of(name: str) -> list[str]:
+    """The schemes that a name stands for: both of a combination such as `rope+alibi`, else the one."""
+    return [part.strip() for part in name.split("+")]
+
+
 def scheme_class(name: str) -> type[PositionScheme]:
-    """The class of a scheme name, or a ValueError that lists the names."""
-    if name not in SCHEMES:
-        raise ValueError(f"unknown position_scheme {name!r}; the schemes are: {', '.join(SCHEMES)}")
-    return SCHEMES[name]
+    """The class of a scheme name, or of two joined by `+`; a ValueError lists the names, or says why two do not combine."""
+    parts = parts_of(name)
+    for part in parts:
+        if part not in SCHEMES:
+            raise ValueError(f"unknown position_scheme {part!r}; the schemes are: {', '.join(SCHEMES)}")
+    return SCHEMES[name] if name in SCHEMES else combine(*((part, SCHEMES[part]) for part in parts))
+
+
+def in_order(given: str | list[str]) -> str | list[str]:
+    """A position_scheme whose combinations name the rotary scheme first."""
+    if not isinstance(given, str):
+        return [str(in_order(name)) for name in given]
+    return given if given in SCHEMES else "+".join(scheme_class(given).kinds)
 
 
 def layer_schemes(config: Any) -> list[str]:
@@ -58,7 +76,10 @@ def layer_schemes(config: Any) -> list[str]:
 def scheme_parameters(config: Any, name: str) -> dict[str, Any]:
     """All parameters of one scheme of a configuration: what was given, completed by the paper's defaults."""
     given = config.position_parameters
-    return scheme_class(name).complete(given if isinstance(config.position_scheme, str) else given.get(name, {}))
+    if not isinstance(config.position_scheme, str):
+        parts = parts_of(name)
+        given = given.get(name, {}) if len(parts) == 1 else {part: given[part] for part in parts if part in given}
+    return scheme_class(name).complete(given)
 
 
 def check_schemes(config: Any) -> None:
@@ -71,9 +92,10 @@ def check_schemes(config: Any) -> None:
     if len(names) != config.num_hidden_layers:
         raise ValueError(f"position_scheme lists {len(names)} schemes for num_hidden_layers={config.num_hidden_layers}")
     if not isinstance(config.position_scheme, str):
+        known = dict.fromkeys(part for name in names for part in parts_of(name))
         for key, value in config.position_parameters.items():
-            if key not in names or not isinstance(value, dict):
-                allowed = ", ".join(dict.fromkeys(names))
+            if key not in known or not isinstance(value, dict):
+                allowed = ", ".join(known)
                 raise ValueError(
                     f"position_parameters of a list of schemes map scheme names ({allowed}) to dicts: {key!r}={value!r}"
                 )

@@ -19,6 +19,7 @@ class LearnedBias(PositionScheme):
     """One learned number per head and distance, distances clipped: b[h, clip(j - i, -k, k)]."""
 
     parameter_specs = {"max_distance": Parameter(128, "distances beyond share the entry of this one", minimum=1)}
+    combines_as = "bias"
     source = "the scalar form of arXiv 1803.02155; relative bias of Swin (arXiv 2103.14030, eq. 4)"
     max_distance: int
 
@@ -58,6 +59,7 @@ class T5(PositionScheme):
         "max_distance": Parameter(128, "distances beyond share the last bucket", minimum=2),
         "scale_scores": Parameter(False, "divide q.k by the root of the head size, which T5 does not", choices=(False, True)),
     }
+    combines_as = "bias"
     source = "arXiv 1910.10683, section 2.1"
     num_buckets: int
     max_distance: int
@@ -114,6 +116,7 @@ class Alibi(PositionScheme):
         "sides": Parameter("symmetric", "encoder: both or half of the heads a side", choices=("symmetric", "split")),
         "learned": Parameter(False, "slopes are where learning starts", choices=(False, True)),
     }
+    combines_as = "bias"
     source = "arXiv 2108.12409, section 3"
     slopes: str
     sides: str
@@ -151,6 +154,7 @@ class Kerple(PositionScheme):
         "kernel": Parameter("log", "-p log(1 + a r) or -a r^p", choices=("log", "power")),
         "acts_as": Parameter("bias", "added to the scores, multiplied, or both", choices=("bias", "weight", "both")),
     }
+    combines_as = "bias"
     source = "arXiv 2205.09921, section 4"
     kernel: str
     acts_as: str
@@ -197,6 +201,7 @@ class Sandwich(PositionScheme):
     """
 
     parameter_specs = {"size": Parameter(128, "size d of the sinusoids", minimum=2)}
+    combines_as = "bias"
     source = "arXiv 2212.10356, section 6"
     size: int
 
@@ -225,6 +230,7 @@ class Fire(PositionScheme):
         "threshold": Parameter(512.0, "L where learning starts", minimum=1.0),
     }
     refuses = {"bidirectional": "it divides by the position of the query, which bounds the distances of the past only"}
+    combines_as = "bias"
     source = "arXiv 2310.04418, equations 2 to 4"
     width: int
     c: float

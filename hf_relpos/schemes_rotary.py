@@ -60,6 +60,7 @@ class RoPE(PositionScheme):
         "low_freq_factor": Parameter(1.0, "llama3: pairs that turn less often are stretched wholly", minimum=0.0),
         "high_freq_factor": Parameter(4.0, "llama3: pairs that turn more often are not stretched", minimum=0.0),
     }
+    combines_as = "rotary"
     source = "arXiv 2104.09864, section 3.2"
     rope_theta: float
     partial_rotary_factor: float

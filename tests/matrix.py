@@ -15,13 +15,13 @@ from reference_model import SchemeUse
 from reference_model import reference_model
 from reference_model import who_sees_whom
 
-from hf_relpos import SCHEMES
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderForCausalLM
 from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForMaskedLM
 from hf_relpos import RelPosEncoderModel
+from hf_relpos.schemes import scheme_class
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,14 @@ DEBERTA = (
     {"max_distance": 9, "num_buckets": 4, "projections": "layer", "normalise": True},
     {"max_distance": 4, "p2c_index": "paper", "projections": "layer"},
 )
+ROPE_T5 = (
+    {"t5": {"num_buckets": 8, "max_distance": 10}},
+    {"rope": {"interleaved": True}, "t5": {"scale_scores": True}},
+)
+XPOS_KERPLE = (
+    {"xpos": {"scale_base": 8}},
+    {"xpos": {"gamma": 1.0}, "kerple": {"kernel": "power", "acts_as": "both"}},
+)
 
 MATRIX = [
     Row("nope", paper.content),
@@ -76,6 +84,9 @@ MATRIX = [
     Row("sandwich", biases.sandwich, ({"size": 16}, {})),
     Row("deberta", paper.deberta, DEBERTA),
     Row("cope", paper.cope, ({"positions": 4}, {"positions": 12, "divide": True})),
+    Row("rope+alibi", paper.together(paper.rope_product, biases.alibi), ({}, {"alibi": {"learned": True}})),
+    Row("rope+t5", paper.together(paper.rope_product, biases.t5), ROPE_T5),
+    Row("xpos+kerple", paper.together(paper.xpos_product, biases.kerple), XPOS_KERPLE),
 ]
 ROWS = {row.scheme: row for row in MATRIX}
 
@@ -124,7 +135,7 @@ def cases(family: str | None = None, memory: bool = False, variants: bool = Fals
     """Cases of a test: schemes of one family or both, perhaps only those with memory, with all variants or one."""
     found = []
     for row in MATRIX:
-        refused = SCHEMES[row.scheme].refuses
+        refused = scheme_class(row.scheme).refuses
         for kind in CONFIGS if family is None else (family,):
             if DIRECTION[kind] not in refused and not (memory and "memory" in refused):
                 found += [Case(kind, row.scheme, given) for given in (row.variants if variants else row.variants[:1])]
@@ -174,14 +185,17 @@ def scheme_uses(config: Any) -> list[SchemeUse]:
     names = [names] * config.num_hidden_layers if single else names
 
     def is_shared(name: str) -> bool:
-        return config.share_positions == "model" or ROWS[name].embed is not None or SCHEMES[name].serves_all_layers
+        return config.share_positions == "model" or ROWS[name].embed is not None or scheme_class(name).serves_all_layers
 
     owners = [names.index(name) if is_shared(name) else index for index, name in enumerate(names)]
     kinds = sorted(set(owners), key=owners.index)
     uses = []
     for index, name in enumerate(names):
-        given = config.position_parameters if single else config.position_parameters.get(name, {})
-        uses.append(SchemeUse(ROWS[name], SCHEMES[name].complete(given), kinds.index(owners[index])))
+        given = config.position_parameters
+        if not single:
+            parts = name.split("+")
+            given = {part: given.get(part, {}) for part in parts} if len(parts) > 1 else given.get(name, {})
+        uses.append(SchemeUse(ROWS[name], scheme_class(name).complete(given), kinds.index(owners[index])))
     return uses
 
 

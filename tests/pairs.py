@@ -10,10 +10,10 @@ from matrix import MATRIX
 from matrix import SIZES
 from matrix import sharpen
 
-from hf_relpos import SCHEMES
 from hf_relpos import RelPosSeq2SeqConfig
 from hf_relpos import RelPosSeq2SeqForConditionalGeneration
 from hf_relpos import RelPosSeq2SeqModel
+from hf_relpos.schemes import scheme_class
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 SOURCE, TARGET = 9, 6
@@ -49,7 +49,7 @@ def pairs() -> list[Any]:
     """Every scheme on both sides where both allow it, else on the one that does; and sides that differ."""
     found = {}
     for row in MATRIX:
-        refused, own = SCHEMES[row.scheme].refuses, row.variants[0]
+        refused, own = scheme_class(row.scheme).refuses, row.variants[0]
         encoder = ("alibi", {}) if "bidirectional" in refused else (row.scheme, own)
         decoder = ("rope", {}) if "causal" in refused else (row.scheme, own)
         found[row.scheme] = Pair(encoder[0], decoder[0], encoder[1], decoder[1])

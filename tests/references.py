@@ -7,7 +7,9 @@ that the same functions also serve as the independent reference in half precisio
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +26,8 @@ class Layer:
         sees: `(batch, query, key)` whether the query attends to the key.
         causal: whether the model is a decoder.
         weights: the scheme's weights and the layer's projections by name.
-        parameters: the scheme's own parameters, complete.
+        parameters: the scheme's own parameters, complete; of a combination by the name of each part.
+        turned: the product of a query and a key that a rotary scheme has turned, beside a scheme that adds to the score.
     """
 
     index: int
@@ -35,6 +38,7 @@ class Layer:
     causal: bool
     weights: dict[str, torch.Tensor]
     parameters: dict[str, Any]
+    turned: "Callable[[int, int, int], torch.Tensor] | None" = None
 
     @property
     def head_dim(self) -> int:
@@ -48,6 +52,10 @@ class Layer:
         """Key minus query."""
         return int(self.position[b, j] - self.position[b, i])
 
+    def product(self, b: int, i: int, j: int) -> torch.Tensor:
+        """q_i . k_j, `(heads,)`."""
+        return dot(self.q[b, :, i], self.k[b, :, j]) if self.turned is None else self.turned(b, i, j)
+
     def like(self, numbers: list[float] | torch.Tensor) -> torch.Tensor:
         """Exact numbers in the precision of the model."""
         return torch.as_tensor(numbers, dtype=torch.float64).to(self.q.dtype)
@@ -60,13 +68,13 @@ def dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def content(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
     """q_i . k_j / sqrt(d): attention without positions."""
-    return dot(layer.q[b, :, i], layer.k[b, :, j]) / math.sqrt(layer.head_dim)
+    return layer.product(b, i, j) / math.sqrt(layer.head_dim)
 
 
 def clipped(layer: Layer, b: int, i: int, j: int) -> int:
     """Row of a table over distances -k..k (a decoder's ends at 0) for clip(j - i, -k, k)."""
     reach = layer.parameters["max_distance"]
-    return max(-reach, min(reach, layer.distance(b, i, j))) + reach
+    return max(-reach, min(0 if layer.causal else reach, layer.distance(b, i, j))) + reach
 
 
 def fixed_vector(layer: Layer, row: int) -> torch.Tensor:
@@ -122,6 +130,11 @@ def music(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
 
 def rope(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
     """Equation 12 of arXiv 2104.09864: Re(q_m conj(k_n) exp(i (m - n) theta)), channel pairs as complex numbers."""
+    return rope_product(layer, b, i, j) / math.sqrt(layer.head_dim)
+
+
+def rope_product(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """RoPE's score before it is scaled."""
     p, q, k = layer.parameters, layer.q[b, :, i], layer.k[b, :, j]
     pairs = int(layer.head_dim * p["partial_rotary_factor"] / 2)
     total = dot(q[:, 2 * pairs :], k[:, 2 * pairs :])
@@ -131,11 +144,16 @@ def rope(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
         real = q[:, x] * k[:, x] + q[:, y] * k[:, y]
         imaginary = q[:, y] * k[:, x] - q[:, x] * k[:, y]
         total = total + real * math.cos(angle) - imaginary * math.sin(angle)
-    return total / math.sqrt(layer.head_dim)
+    return total
 
 
 def xpos(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
     """Algorithm 1 of arXiv 2212.10554: pair t of RoPE's product times zeta_t^((i - j) / base)."""
+    return xpos_product(layer, b, i, j) / math.sqrt(layer.head_dim)
+
+
+def xpos_product(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """xPos' score before it is scaled."""
     p, q, k = layer.parameters, layer.q[b, :, i], layer.k[b, :, j]
     pairs = int(layer.head_dim * p["partial_rotary_factor"] / 2)
     total = dot(q[:, 2 * pairs :], k[:, 2 * pairs :])
@@ -147,7 +165,20 @@ def xpos(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
         real = q[:, x] * k[:, x] + q[:, y] * k[:, y]
         imaginary = q[:, y] * k[:, x] - q[:, x] * k[:, y]
         total = total + (real * math.cos(angle) - imaginary * math.sin(angle)) * decay
-    return total / math.sqrt(layer.head_dim)
+    return total
+
+
+def together(rotary: Callable[..., torch.Tensor], added: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The score of two schemes in one layer: that of the one which adds, on the product that the rotary one makes."""
+
+    def score(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+        first, second = layer.parameters.values()
+        weights = {name.removeprefix("added."): weight for name, weight in layer.weights.items()}
+        turning = replace(layer, parameters=first)
+        turned = replace(layer, parameters=second, weights=weights, turned=lambda b, i, j: rotary(turning, b, i, j))
+        return added(turned, b, i, j)
+
+    return score
 
 
 def cope(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:

@@ -7,7 +7,6 @@ import torch
 from references import Layer
 from references import clipped
 from references import content
-from references import dot
 
 
 def learned_bias(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
@@ -37,7 +36,7 @@ def t5(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
     else:
         bucket = bucket_of_distance(abs(distance), buckets // 2, furthest) + (buckets // 2 if distance > 0 else 0)
     scale = layer.head_dim**-0.5 if layer.parameters["scale_scores"] else 1.0
-    return dot(layer.q[b, :, i], layer.k[b, :, j]) * scale + layer.weights["bias"][:, bucket]
+    return layer.product(b, i, j) * scale + layer.weights["bias"][:, bucket]
 
 
 def slopes_of(heads: int, geometric: bool) -> list[float]:

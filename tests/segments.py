@@ -11,7 +11,7 @@ from hf_relpos.blocks import cut_blocks
 from hf_relpos.segment_trainer import SegmentTrainer
 
 VOCABULARY, END = 37, 36
-MEMORY_SCHEMES = [name for name, scheme in SCHEMES.items() if not {"causal", "memory"} & scheme.refuses.keys()]
+MEMORY_SCHEMES = [name for name, scheme in SCHEMES.items() if not {"causal", "memory"} & scheme.refuses.keys()] + ["rope+t5"]
 
 
 def make_documents(*lengths, seed=0):

@@ -12,9 +12,9 @@ from matrix import cases
 from matrix import ids_of
 from transformers.utils import logging as hf_logging
 
-from hf_relpos import SCHEMES
 from hf_relpos import attention
 from hf_relpos import blockwise
+from hf_relpos.schemes import scheme_class
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 ROPE = Case("decoder", "rope", {})
@@ -22,7 +22,7 @@ ROPE = Case("decoder", "rope", {})
 
 def needs_eager(case: Case) -> str | None:
     """Why a case cannot do without attention probabilities."""
-    kind = SCHEMES[case.scheme]
+    kind = scheme_class(case.scheme)
     return kind.needs_probabilities(kind.complete(case.parameters))
 
 
@@ -141,7 +141,7 @@ def test_decoding_and_memory(case: Case, padding: int, path: str) -> None:
         states.append(output.last_hidden_state)
         cache, start = output.cache, stop
     torch.testing.assert_close(torch.cat(states, 1)[mask.bool()], wanted, **EXACT)
-    if "memory" not in SCHEMES[case.scheme].refuses:
+    if "memory" not in scheme_class(case.scheme).refuses:
         plain, other = pair(case, implementation, mem_len=7, **fields)
         wanted = plain(ids, attention_mask=mask).last_hidden_state[mask.bool()]
         first = other(ids[:, :6], attention_mask=mask[:, :6])

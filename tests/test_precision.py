@@ -10,7 +10,7 @@ from matrix import cases
 from matrix import expected
 from matrix import ids_of
 
-from hf_relpos import SCHEMES
+from hf_relpos.schemes import scheme_class
 
 FAR = 3000
 """A position at which bfloat16 and float16 cannot tell neighbours apart."""
@@ -23,7 +23,7 @@ def error(states: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def backends(case: Case) -> list[str]:
-    kind = SCHEMES[case.scheme]
+    kind = scheme_class(case.scheme)
     return ["eager", "sdpa"] if kind.needs_probabilities(kind.complete(case.parameters)) is None else ["eager"]
 
 
