@@ -5,6 +5,7 @@ from transformers import AutoModel
 from transformers import AutoModelForCausalLM
 from transformers import AutoModelForMaskedLM
 from transformers import AutoModelForMultipleChoice
+from transformers import AutoModelForPreTraining
 from transformers import AutoModelForQuestionAnswering
 from transformers import AutoModelForSeq2SeqLM
 from transformers import AutoModelForSequenceClassification
@@ -20,6 +21,7 @@ from .modeling_relpos import RelPosDecoderForTokenClassification
 from .modeling_relpos import RelPosDecoderModel
 from .modeling_relpos import RelPosEncoderForMaskedLM
 from .modeling_relpos import RelPosEncoderForMultipleChoice
+from .modeling_relpos import RelPosEncoderForPermutationLM
 from .modeling_relpos import RelPosEncoderForQuestionAnswering
 from .modeling_relpos import RelPosEncoderForSequenceClassification
 from .modeling_relpos import RelPosEncoderForTokenClassification
@@ -41,6 +43,7 @@ __all__ = [
     "RelPosEncoderConfig",
     "RelPosEncoderForMaskedLM",
     "RelPosEncoderForMultipleChoice",
+    "RelPosEncoderForPermutationLM",
     "RelPosEncoderForQuestionAnswering",
     "RelPosEncoderForSequenceClassification",
     "RelPosEncoderForTokenClassification",
@@ -65,6 +68,7 @@ def _register() -> None:
         RelPosEncoderConfig: {
             AutoModel: RelPosEncoderModel,
             AutoModelForMaskedLM: RelPosEncoderForMaskedLM,
+            AutoModelForPreTraining: RelPosEncoderForPermutationLM,
             AutoModelForSequenceClassification: RelPosEncoderForSequenceClassification,
             AutoModelForTokenClassification: RelPosEncoderForTokenClassification,
             AutoModelForQuestionAnswering: RelPosEncoderForQuestionAnswering,

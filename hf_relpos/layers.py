@@ -49,20 +49,57 @@ class RelPosLayer(GradientCheckpointingLayer):
         self.mlp_norm = make_norm(config, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        targets: torch.Tensor | None = None,
+        asking: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """One layer over `(batch, query, hidden_size)`, behind `memory (batch, slots, hidden_size)` among the keys.
 
         The memory holds inputs of this layer as they were, so a pre-norm layer normalises it like the segment.
+
+        Args:
+            hidden_states: inputs of the layer; with a query stream, those of the content stream.
+            memory: what the layer remembers.
+            targets: `(batch, predict, hidden_size)` the query stream, which asks the same keys by the same weights
+                (XLNet, arXiv 1906.08237, section 2.3). It stands by place, as reentrant checkpoints want it.
+            asking: the `positions`, `prepared` and `seen` of the query stream, in place of the content stream's.
+            kwargs: what the attention layer is given.
+
+        Returns:
+            The outputs `(batch, query, hidden_size)`; with a query stream, a tuple of them and of its own.
         """
-        middle = self._self_attend(hidden_states, memory, **kwargs)
+        content = self._pass(hidden_states, memory, **kwargs)
+        if targets is None:
+            return content
+        return content, self._pass(targets, memory, hidden_states, **{**kwargs, **(asking or {})})
+
+    def _pass(
+        self, hidden_states: torch.Tensor, memory: torch.Tensor | None, *content: torch.Tensor, **kwargs: Any
+    ) -> torch.Tensor:
+        middle = self._self_attend(hidden_states, memory, *content, **kwargs)
         return self._feed(middle, hidden_states if self.parallel else middle)
 
-    def _self_attend(self, hidden_states: torch.Tensor, memory: torch.Tensor | None, **kwargs: Any) -> torch.Tensor:
-        context = hidden_states if memory is None else torch.cat([memory, hidden_states], 1)
+    def _self_attend(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None,
+        content: torch.Tensor | None = None,
+        seen: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Attend and add; to `content` in place of itself, and adding nothing where `seen (batch, query, 1)` is 0."""
+        own = hidden_states if content is None else content
+        context = own if memory is None else torch.cat([memory, own], 1)
+        query = hidden_states
         if self.pre_norm:
             context = self.attention_norm(context)
-        query = context[:, -hidden_states.shape[1] :] if self.pre_norm else hidden_states
-        return self._add(hidden_states, self.attention(query, context, **kwargs)[0], self.attention_norm)
+            query = self.attention_norm(query) if content is not None else context[:, -query.shape[1] :]
+        attended = self.attention(query, context, **kwargs)[0]
+        return self._add(hidden_states, attended if seen is None else attended * seen, self.attention_norm)
 
     def _feed(self, residual: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         return self._add(residual, self.mlp(self.mlp_norm(source) if self.pre_norm else source), self.mlp_norm)

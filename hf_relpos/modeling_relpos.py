@@ -9,7 +9,6 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.cache_utils import DynamicCache
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.modeling_outputs import MultipleChoiceModelOutput
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
@@ -29,24 +28,29 @@ from .configuration_relpos import RelPosEncoderConfig
 from .generation_relpos import MemoryGenerationMixin
 from .layers import make_norm
 from .position_builder import build_positions
+from .positions import Positions
 from .segment_memory import SegmentMemory
-from .segment_memory import check_memory
 from .segment_memory import next_memory
 from .stack import RelPosPreTrainedModel
 from .stack import RelPosStack
+from .streams import QueryStream
+from .streams import check_perm_mask
+from .streams import content_positions
+from .streams import find_targets
+from .streams import query_positions
 
 logger = logging.get_logger(__name__)
 
 
 @dataclass
 class RelPosModelOutput(ModelOutput):
-    """Output of a decoder without a head.
+    """Output of an encoder or a decoder without a head.
 
     Attributes:
-        last_hidden_state: `(batch, sequence, hidden_size)`.
+        last_hidden_state: `(batch, sequence, hidden_size)`; of the targets, `(batch, predict, hidden_size)`, where there are any.
         cache: the key/value cache, when one is in use.
         memory: the segment memory after this segment, when `mem_len > 0` and no cache is in use.
-        hidden_states, attentions: one tensor a layer, when asked for.
+        hidden_states, attentions: one tensor a layer, when asked for; with targets, two `attentions` a layer, of both streams.
     """
 
     last_hidden_state: torch.Tensor | None = None
@@ -68,8 +72,15 @@ class RelPosCausalLMOutput(ModelOutput):
     attentions: tuple[torch.Tensor, ...] | None = None
 
 
+@dataclass
+class RelPosMaskedLMOutput(MaskedLMOutput):
+    """Output of an encoder with a language-model head: `loss` and `logits (batch, sequence or predict, vocab_size)`, then as the model's."""
+
+    memory: SegmentMemory | None = None
+
+
 class RelPosEncoderModel(RelPosStack):
-    """Bidirectional encoder without a head."""
+    """Bidirectional encoder without a head, with segment memory, and with a query stream where `query_stream` says so."""
 
     config: RelPosEncoderConfig
     config_class = RelPosEncoderConfig
@@ -82,9 +93,12 @@ class RelPosEncoderModel(RelPosStack):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
+        memory: SegmentMemory | None = None,
         reset_mask: torch.Tensor | None = None,
+        perm_mask: torch.Tensor | None = None,
+        target_mapping: torch.Tensor | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutput:
+    ) -> RelPosModelOutput:
         """Encode `input_ids (batch, sequence)`.
 
         Args:
@@ -92,22 +106,52 @@ class RelPosEncoderModel(RelPosStack):
             attention_mask: `(batch, sequence)` 1 for tokens, 0 for padding.
             position_ids: `(batch|1, sequence)` position numbers; by default tokens are counted.
             token_type_ids: `(batch, sequence)` token types, when the model has any.
-            reset_mask: `(batch, sequence)` true on the first token of each packed document.
+            memory: segment memory that an earlier forward returned.
+            reset_mask: `(batch, sequence)` true on the first token of each packed document: nothing before it is seen.
+            perm_mask: `(batch, query, key)` 1 where a token may not see another of the segment; each sees itself.
+            target_mapping: `(batch, predict, sequence)` one-hot rows: the tokens to predict, by a query stream that sees
+                what `perm_mask` lets it, itself included; rows of zeros pad.
         """
         force_eager = self._wants_attentions(kwargs)
         embeds = self._embed_ids(input_ids, inputs_embeds)
+        shape = (embeds.shape[0], embeds.shape[1])
+        memory = self._check_memory(memory, embeds)
         positions = build_positions(
-            (embeds.shape[0], embeds.shape[1]),
+            shape,
             embeds,
             causal=False,
             attention_mask=attention_mask,
             position_ids=position_ids,
             reset_mask=reset_mask,
+            memory_length=None if memory is None else memory.length,
+            memory_slots=0 if memory is None else memory.slots,
         )
-        positions = replace(positions, token_types=token_type_ids)
-        hidden_states = self._enter(embeds, positions, token_type_ids)
-        hidden_states, _ = self._run_layers(hidden_states, positions, force_eager=force_eager)
-        return BaseModelOutput(last_hidden_state=hidden_states)
+        if token_type_ids is not None:  # what is remembered is of type 0
+            types = nn.functional.pad(token_type_ids, (positions.key.shape[1] - shape[1], 0))
+            positions = replace(positions, token_types=types, query_types=token_type_ids)
+        hidden = None if perm_mask is None else check_perm_mask(perm_mask, shape)
+        queries = None if target_mapping is None else self._query_stream(positions, hidden, target_mapping, shape)
+        seen = positions if hidden is None else content_positions(positions, hidden)
+        hidden_states, entered = self._run_layers(
+            self._enter(embeds, positions, token_type_ids), seen, memory, force_eager=force_eager, queries=queries
+        )
+        if mem_len := self.config.mem_len:
+            valid, document = positions.query_valid, positions.query_document
+            memory = next_memory(memory, entered, mem_len, valid, document, self.config.reuse_len).detach()
+        return RelPosModelOutput(last_hidden_state=hidden_states, memory=memory)
+
+    def _query_stream(
+        self, positions: Positions, hidden: torch.Tensor | None, target_mapping: torch.Tensor, shape: tuple[int, int]
+    ) -> QueryStream:
+        """The targets before the first layer: all the same, only where they stand differs."""
+        if self.mask_emb is None:
+            raise ValueError("target_mapping was given to an encoder without a query stream: set query_stream=True")
+        if hidden is None:
+            raise ValueError("target_mapping needs a perm_mask: without one every target would see itself")
+        targets, named = find_targets(target_mapping, shape)
+        asking, seen = query_positions(positions, hidden, targets, named)
+        states = self.dropout(self.mask_emb.expand(*targets.shape, -1))
+        return QueryStream(states, asking, seen[..., None].to(states.dtype))
 
 
 class RelPosDecoderModel(RelPosStack):
@@ -149,13 +193,7 @@ class RelPosDecoderModel(RelPosStack):
         if use_cache is None and cache is None and reset_mask is not None:
             use_cache = False  # packed documents are not continued token by token
         cache = self._resolve_cache(cache, use_cache, memory, batch)
-        if memory is not None:
-            like = (
-                embeds
-                if self.embed_projection is None
-                else self.embed_projection.weight.new_empty(1, 1, self.config.hidden_size)
-            )
-            memory = check_memory(memory, batch, self.config.num_hidden_layers, self.config.mem_len, like)
+        memory = self._check_memory(memory, embeds)
         positions = build_positions(
             (batch, sequence),
             embeds,
@@ -180,8 +218,6 @@ class RelPosDecoderModel(RelPosStack):
         self, cache: Cache | None, use_cache: bool | None, memory: SegmentMemory | None, batch: int
     ) -> Cache | None:
         """The cache of this pass, or None; a cache and a memory exclude each other."""
-        if memory is not None and self.config.mem_len == 0:
-            raise ValueError("memory was given to a model with mem_len=0: set mem_len to use segment memory")
         if memory is not None and (cache is not None or use_cache):
             raise ValueError(
                 "memory and a key/value cache exclude each other: model.memory_to_cache(memory) turns one into the other"
@@ -312,6 +348,7 @@ class RelPosEncoderForMaskedLM(RelPosPreTrainedModel):
         self.head_act = ACT2FN[config.hidden_act]
         self.head_norm = make_norm(config, size)
         self.lm_head = nn.Linear(size, config.vocab_size, bias=True)
+        self._rest_query_stream()
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Module:
@@ -327,13 +364,73 @@ class RelPosEncoderForMaskedLM(RelPosPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         **kwargs: Any,
-    ) -> MaskedLMOutput:
+    ) -> RelPosMaskedLMOutput:
         """Predict masked tokens: `labels (batch, sequence)` hold the originals, -100 elsewhere; else as [`RelPosEncoderModel`]."""
         inputs = {name: value for name, value in kwargs.items() if name not in ("num_items_in_batch", "shift_labels")}
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **inputs)
         logits = self.lm_head(self.head_norm(self.head_act(self.head_dense(outputs.last_hidden_state))))
         loss = self._token_loss(logits, labels, False, kwargs) if labels is not None else None
-        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+        return RelPosMaskedLMOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            memory=outputs.memory,
+        )
+
+
+class RelPosEncoderForPermutationLM(RelPosPreTrainedModel):
+    """Encoder that predicts tokens in an order of factorization, by the query stream (XLNet, arXiv 1906.08237, section 2.3)."""
+
+    config: RelPosEncoderConfig
+    config_class = RelPosEncoderConfig
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: RelPosEncoderConfig) -> None:
+        config.require_query_stream()
+        super().__init__(config)
+        self.model = RelPosEncoderModel(config)
+        size = embedding_width(config)
+        self.head_projection = None if size == config.hidden_size else nn.Linear(config.hidden_size, size, bias=False)
+        self.lm_head = nn.Linear(size, config.vocab_size, bias=True)
+        self.loss_type = "ForMaskedLM"  # targets are not shifted
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        perm_mask: torch.Tensor | None = None,
+        target_mapping: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        memory: SegmentMemory | None = None,
+        **kwargs: Any,
+    ) -> RelPosMaskedLMOutput:
+        """Predict the targets; the arguments of [`RelPosEncoderModel`] and `labels (batch, predict)`, -100 where there is none."""
+        expected = None if target_mapping is None else tuple(target_mapping.shape[:2])
+        if labels is not None and tuple(labels.shape) != expected:
+            wanted = "a target_mapping, whose rows they are for" if expected is None else f"{expected}: (batch, predict)"
+            raise ValueError(f"labels of the shape {tuple(labels.shape)} need {wanted}")
+        inputs = {name: value for name, value in kwargs.items() if name not in ("num_items_in_batch", "shift_labels")}
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            memory=memory,
+            perm_mask=perm_mask,
+            target_mapping=target_mapping,
+            **inputs,
+        )
+        states = outputs.last_hidden_state
+        logits = self.lm_head(states if self.head_projection is None else self.head_projection(states))
+        loss = None if labels is None else self._token_loss(logits, labels, False, kwargs)
+        return RelPosMaskedLMOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            memory=outputs.memory,
+        )
 
 
 class _Classifier(RelPosPreTrainedModel):
@@ -348,6 +445,7 @@ class _Classifier(RelPosPreTrainedModel):
         rate = config.hidden_dropout if config.classifier_dropout is None else config.classifier_dropout
         self.classifier_dropout = nn.Dropout(rate)
         self.classifier = nn.Linear(config.hidden_size, self.outputs_per_token or config.num_labels)
+        self._rest_query_stream()
         self.post_init()
 
     def _classify(self, hidden_states: torch.Tensor) -> torch.Tensor:

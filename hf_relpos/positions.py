@@ -62,7 +62,8 @@ class Positions:
         query_document, key_document: `(batch, query)` and `(batch, key)` number of the document; None when there is one.
         gaps: `(batch, key)` padding that stands between a row's first token and each key; None when tokens are contiguous.
         given_mask: `(batch|1, 1, query, key)` a mask made by the caller, which then replaces all of the above.
-        token_types: `(batch, key)` the segment of each token, in an encoder whose scheme has terms for it; None else.
+        token_types: `(batch, key)` the segment of each key, in an encoder whose scheme has terms for it; None else.
+        query_types: `(batch, query)` the segment of each query, likewise.
         dtype: of angles and distances in formulas: float32, or float64 in a float64 model.
     """
 
@@ -81,6 +82,7 @@ class Positions:
     gaps: torch.Tensor | None = None
     given_mask: torch.Tensor | None = None
     token_types: torch.Tensor | None = None
+    query_types: torch.Tensor | None = None
     dtype: torch.dtype = torch.float32
 
     @property

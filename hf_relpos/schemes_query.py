@@ -132,8 +132,8 @@ class XLNet(TransformerXL):
     """Transformer-XL's terms in both directions, and one for tokens of the same or another segment (arXiv 1906.08237).
 
     The term of segments, (q_i + s) . e[same or not] / sqrt(d), exists in an encoder with `type_vocab_size`, in place
-    of embeddings of types, and is added when `token_type_ids` are given (section 2.5). A decoder is `attn_type="uni"`
-    of the released code; memory and cache hold no types.
+    of embeddings of types, and is added when `token_type_ids` are given (section 2.5). A memory holds no types: as in
+    the released code, what it remembers is of type 0. A decoder is `attn_type="uni"` of that code.
     """
 
     reads_token_types = True
@@ -144,7 +144,7 @@ class XLNet(TransformerXL):
         if config.causal and config.type_vocab_size:
             raise ValueError(
                 f"type_vocab_size={config.type_vocab_size} is refused for position_scheme 'xlnet' in a decoder: "
-                "memory and cache hold no token types; use 0"
+                "a cache holds no token types; use 0"
             )
 
     def __init__(self, config: Any, **parameters: Any) -> None:
@@ -161,11 +161,12 @@ class XLNet(TransformerXL):
             init.normal_(self.segment_offset, std=std)
 
     def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        terms, types = super().score_terms(positions, prepared, query, key), positions.token_types
-        if types is None or not self.has_segments:
+        terms = super().score_terms(positions, prepared, query, key)
+        asking, asked = positions.query_types, positions.token_types
+        if asking is None or asked is None or not self.has_segments:
             return terms
         met = (query + self.segment_offset[:, None]) * self.scale() @ self.segment_table.permute(1, 2, 0)
-        same = (types[:, :, None] == types[:, None, :])[:, None]
+        same = (asking[:, :, None] == asked[:, None, :])[:, None]
         return replace(terms, dense=torch.where(same, met[..., :1], met[..., 1:]))
 
 

@@ -89,6 +89,7 @@ def next_memory(
     slots: int,
     valid: torch.Tensor | None,
     document: torch.Tensor | None,
+    reuse: int | None = None,
 ) -> SegmentMemory:
     """The memory after a segment: the last `slots` valid tokens of memory and segment, of the last document only.
 
@@ -98,8 +99,14 @@ def next_memory(
         slots: number of slots of the new memory.
         valid: `(batch, sequence)` False for padding; None when all tokens count.
         document: `(batch, sequence)` number of the document of each token, 0 for the one that the memory belongs to.
+        reuse: how many of the segment's first tokens are remembered, padding not counted; None for all.
     """
     segment = torch.stack(layer_inputs, 1)
+    if reuse is not None and valid is None:
+        segment = segment[:, :, :reuse]
+        document = None if document is None else document[:, :reuse]
+    elif reuse is not None and valid is not None:
+        valid = valid & (valid.cumsum(1) <= reuse)
     batch, layers, sequence, size = segment.shape
     if memory is None:
         memory = SegmentMemory(

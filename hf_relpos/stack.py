@@ -20,6 +20,8 @@ from .scheme_base import PositionScheme
 from .schemes import build_schemes
 from .schemes import probabilities_reason
 from .segment_memory import SegmentMemory
+from .segment_memory import check_memory
+from .streams import QueryStream
 
 logger = logging.get_logger(__name__)
 
@@ -49,6 +51,8 @@ class RelPosPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, PositionScheme):
             module.initialize(self.config.initializer_range)
+        elif getattr(module, "mask_emb", None) is not None:
+            init.normal_(module.mask_emb, std=self.config.initializer_range)
         elif (gain := getattr(module, "init_gain", 1.0)) != 1.0:
             init.normal_(module.weight, std=self.config.initializer_range * gain)
 
@@ -91,6 +95,12 @@ class RelPosPreTrainedModel(PreTrainedModel):
         total = targets.ne(-100).sum() if total is None else torch.as_tensor(total, device=targets.device)
         return total.clamp(min=1)
 
+    def _rest_query_stream(self) -> None:
+        """Keep the start of a query stream that this head never uses out of training: it gets no gradient."""
+        start = getattr(getattr(self, "model", None), "mask_emb", None)
+        if start is not None:
+            start.requires_grad_(False)
+
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
         """As in transformers; adaptive embeddings are refused, since their clusters are made for one vocabulary."""
         if getattr(self.config, "cutoffs", None):
@@ -114,6 +124,8 @@ class RelPosStack(RelPosPreTrainedModel):
         normed = width if self.norm_first else config.hidden_size
         self.embed_norm = make_norm(config, normed) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
+        asks = getattr(config, "query_stream", False)
+        self.mask_emb = nn.Parameter(torch.empty(config.hidden_size)) if asks else None
         schemes, self.scheme_of_layer = build_schemes(config)
         types = 0 if any(scheme.reads_token_types for scheme in schemes) else config.type_vocab_size
         self.embed_types = nn.Embedding(types, width) if types else None
@@ -141,6 +153,16 @@ class RelPosStack(RelPosPreTrainedModel):
             raise ValueError(f"token id {int(input_ids.max())} is beyond vocab_size={self.config.vocab_size}")
         return self.embed_tokens(input_ids)
 
+    def _check_memory(self, memory: SegmentMemory | None, embeds: torch.Tensor) -> SegmentMemory | None:
+        """The memory, if it fits this model and the batch of `embeds`; else a ValueError."""
+        if memory is None:
+            return None
+        if self.config.mem_len == 0:
+            raise ValueError("memory was given to a model with mem_len=0: set mem_len to use segment memory")
+        size, widen = self.config.hidden_size, self.embed_projection
+        like = embeds if widen is None else widen.weight.new_empty(1, 1, size)
+        return check_memory(memory, embeds.shape[0], self.config.num_hidden_layers, self.config.mem_len, like)
+
     def _enter(self, embeds: torch.Tensor, positions: Positions, token_type_ids: torch.Tensor | None) -> torch.Tensor:
         """What enters the first layer, `(batch, sequence, hidden_size)`."""
         hidden_states = embeds * embeds.shape[-1] ** 0.5 if self.config.scale_embedding else embeds
@@ -162,20 +184,23 @@ class RelPosStack(RelPosPreTrainedModel):
         cache: Cache | None = None,
         force_eager: bool = False,
         source: tuple[torch.Tensor, Positions] | tuple[()] = (),
+        queries: QueryStream | None = None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run all layers; returns the last hidden states `(batch, sequence, hidden_size)` and what entered each layer.
 
         A `source` is what the layers of an encoder-decoder attend to beside. It is passed by place, because reentrant
-        gradient checkpointing sends no gradients through keywords.
+        gradient checkpointing sends no gradients through keywords. With a query stream of targets, its last hidden
+        states `(batch, predict, hidden_size)` are returned.
         """
-        prepared: dict[type, Any] = {}
-        for scheme in self.position_schemes:
-            if type(scheme) not in prepared:
-                prepared[type(scheme)] = scheme.prepare(positions)
+        prepared = self._prepare(positions)
+        asked = {} if queries is None else self._prepare(queries.positions)
+        targets, asking = (None, None) if queries is None else (queries.states, queries.asking())
         entered = []
         for index, layer in enumerate(self.layers):
             scheme = self.position_schemes[self.scheme_of_layer[index]]
             entered.append(hidden_states)
+            if asking is not None:
+                source = (targets, {**asking, "prepared": asked[type(scheme)]})
             hidden_states = layer(
                 hidden_states,
                 None if memory is None else memory.hidden[:, index],
@@ -186,7 +211,18 @@ class RelPosStack(RelPosPreTrainedModel):
                 cache=cache,
                 force_eager=force_eager,
             )
-        return hidden_states if self.norm is None else self.norm(hidden_states), entered
+            if asking is not None:
+                hidden_states, targets = hidden_states
+        last = hidden_states if targets is None else targets
+        return last if self.norm is None else self.norm(last), entered
+
+    def _prepare(self, positions: Positions) -> dict[type, Any]:
+        """What the layers of one scheme share in one pass, by the scheme's class."""
+        prepared: dict[type, Any] = {}
+        for scheme in self.position_schemes:
+            if type(scheme) not in prepared:
+                prepared[type(scheme)] = scheme.prepare(positions)
+        return prepared
 
     def _wants_attentions(self, kwargs: dict[str, Any]) -> bool:
         """Whether probabilities are asked for, which only the eager path gives; unknown arguments are refused."""
