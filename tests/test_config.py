@@ -256,8 +256,7 @@ def test_auto_map_of_a_saved_folder(family: str, tmp_path: pathlib.Path) -> None
     heads = [name for name in dir(hf_relpos) if name.startswith(f"{title}For")]
     wanted = {"AutoConfig": f"configuration_relpos.{title}Config", "AutoModel": f"modeling_relpos.{title}Model"}
     for head in heads:
-        auto = head.removeprefix(title).replace("ForCausalLM", "AutoModelForCausalLM")
-        auto = auto if auto.startswith("AutoModel") else f"AutoModel{auto}"
+        auto = "AutoModel" + head.removeprefix(title).replace("ForPermutationLM", "ForPreTraining")
         wanted[auto] = f"modeling_relpos.{head}"
     assert saved["auto_map"] == wanted
     assert saved["model_type"] == f"relpos_{family}"
