@@ -82,6 +82,7 @@ ORIGINALS: list[tuple[str, str, dict[str, Any]]] = [
     ("xlnet", "XLNetForTokenClassification", {**XLNET, "num_labels": 3}),
     ("xlnet", "XLNetForQuestionAnsweringSimple", XLNET),
     ("xlnet", "XLNetLMHeadModel", {**XLNET, "attn_type": "uni", "mem_len": 5}),
+    ("xlnet", "XLNetLMHeadModel both ways", {**XLNET, "mem_len": 7, "reuse_len": 5}),
 ]
 """Kind of checkpoint, class and perhaps what is special, and fields of the configuration."""
 

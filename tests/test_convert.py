@@ -58,7 +58,8 @@ def test_same_outputs(source: str, make: Callable[[], Any]) -> None:
     weights = theirs.state_dict()
     ours, report = converted(source, named(theirs), weights)
     head = re.search(r"For[A-Z]\w+|LMHeadModel|Model", type(theirs).__name__)[0]
-    kind = head.replace("LMHeadModel", "ForCausalLM").replace("Simple", "")
+    language = "ForCausalLM" if ours.config.causal else "ForPermutationLM"
+    kind = head.replace("LMHeadModel", language).replace("Simple", "")
     assert report.model == ours.config.architectures[0] and report.model.endswith(kind)
     assert report.used.keys() | report.unused.keys() == weights.keys()
     assert not report.used.keys() & report.unused.keys() and "unknown" not in report.unused.values()

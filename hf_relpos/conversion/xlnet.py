@@ -1,9 +1,10 @@
-"""XLNet: its content stream in both directions, or in one direction with memory."""
+"""XLNet: both streams with memory in both directions, or the content stream in one direction."""
 
 from dataclasses import replace
 
 from hf_relpos.configuration_relpos import RelPosDecoderConfig
 from hf_relpos.configuration_relpos import RelPosEncoderConfig
+from hf_relpos.conversion.plan import Head
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.plan import encoder_heads
@@ -12,6 +13,7 @@ from hf_relpos.conversion.rules import leave
 from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.modeling_relpos import RelPosDecoderModel
+from hf_relpos.modeling_relpos import RelPosEncoderForPermutationLM
 from hf_relpos.modeling_relpos import RelPosEncoderModel
 
 RULES = [
@@ -33,22 +35,24 @@ RULES = [
     move(r"layer\.(\d+)\.ff\.layer_1\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
     move(r"layer\.(\d+)\.ff\.layer_2\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
     move(r"layer\.(\d+)\.ff\.layer_norm\.(\w+)", r"layers.\1.mlp_norm.\2"),
-    leave(r"mask_emb", "only the query stream of pretraining begins with it"),
 ]
+QUERY_STREAM = move(r"mask_emb", "mask_emb", change=lambda weight: weight.flatten())
+NO_QUERY_STREAM = leave(r"mask_emb", "only the query stream begins with it, which a decoder does not have")
 SEGMENTS = [
     move(r"layer\.(\d+)\.rel_attn\.r_s_bias", r"position_schemes.\1.segment_offset"),
     move(r"layer\.(\d+)\.rel_attn\.seg_embed", r"position_schemes.\1.segment_table"),
 ]
 NO_SEGMENTS = leave(r"layer\.\d+\.rel_attn\.(r_s_bias|seg_embed)", "a decoder here has no token types")
+LANGUAGE_MODEL = move(r"lm_loss\.(\w+)", r"lm_head.\1")
 OTHER_HEADS = leave(
     r"(lm_loss|classifier|qa_outputs|sequence_summary|logits_proj|start_logits|end_logits|answer_class)\..*",
     "a head that the converted model does not have",
 )
-NO_MEMORY = "the encoder carries no memory over segments: XLNet's mems have no counterpart in it"
+NO_MEMORY = "mem_len is not set: the encoder carries no memory; transformers would keep all that it has seen"
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """Transformer-XL's terms with norms after the sums; an encoder has a term for token types."""
+    """Transformer-XL's terms with norms after the sums; an encoder has a term for token types, and a query stream."""
     settings.require("attn_type", ["bi", "uni"], "it is unknown")
     settings.require("bi_data", [False], "a half of each batch would run backwards")
     clamp = settings("clamp_len", -1)
@@ -66,13 +70,20 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         "position_parameters": {"clamp_len": clamp if clamp > 0 else None},
     }
     if settings("attn_type", "bi") == "bi":
-        config = RelPosEncoderConfig(**fields, type_vocab_size=2)
+        mem_len, reuse_len = settings("mem_len", 0), settings("reuse_len", 0)
+        asks = any(name.endswith("mask_emb") for name in weights)
+        memory = {"mem_len": mem_len, "reuse_len": reuse_len or None} if mem_len else {}
+        config = RelPosEncoderConfig(**fields, **memory, type_vocab_size=2, query_stream=asks)
         _, tokens, answers = encoder_heads()
-        heads = [tokens, replace(answers, architectures=("ForQuestionAnsweringSimple",))]
-        rules = [*RULES, *SEGMENTS, OTHER_HEADS]
-        return Plan(config, RelPosEncoderModel, "transformer.", rules, heads, [NO_MEMORY])
+        heads = [
+            Head(RelPosEncoderForPermutationLM, ("LMHeadModel",), (LANGUAGE_MODEL,)),
+            tokens,
+            replace(answers, architectures=("ForQuestionAnsweringSimple",)),
+        ]
+        rules = [*RULES, *SEGMENTS, QUERY_STREAM, OTHER_HEADS]
+        return Plan(config, RelPosEncoderModel, "transformer.", rules, heads, [] if mem_len else [NO_MEMORY])
     settings.require("same_length", [False], "its window depends on the memory that is there")
     settings.require("reuse_len", [None, 0], "all tokens of a segment are remembered")
     config = RelPosDecoderConfig(**fields, mem_len=settings("mem_len", 0), sliding_window=None, lm_head_bias=True)
-    heads = decoder_heads(move(r"lm_loss\.(\w+)", r"lm_head.\1"))[:1]
-    return Plan(config, RelPosDecoderModel, "transformer.", [*RULES, NO_SEGMENTS, OTHER_HEADS], heads)
+    rules = [*RULES, NO_SEGMENTS, NO_QUERY_STREAM, OTHER_HEADS]
+    return Plan(config, RelPosDecoderModel, "transformer.", rules, decoder_heads(LANGUAGE_MODEL)[:1])
