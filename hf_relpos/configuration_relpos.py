@@ -186,7 +186,7 @@ class RelPosEncoderConfig(RelPosConfig):
         reuse_len (`int`, *optional*): how many of a segment's first tokens enter the memory, for segments that overlap as
             XLNet's do: the next one begins `reuse_len` tokens later. By default all.
         query_stream (`bool`): whether there is a `mask_emb` for the query stream of XLNet, which predicts the tokens that
-            `target_mapping` names. The head for permutation language models turns it on.
+            `target_mapping` names. The head for permutation language models turns it on, other heads turn it off.
     """
 
     model_type = "relpos_encoder"

@@ -341,6 +341,7 @@ class RelPosEncoderForMaskedLM(RelPosPreTrainedModel):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: RelPosEncoderConfig) -> None:
+        config.query_stream = False  # a weight that is never used breaks distributed training
         super().__init__(config)
         self.model = RelPosEncoderModel(config)
         size = config.embedding_size or config.hidden_size
@@ -348,7 +349,6 @@ class RelPosEncoderForMaskedLM(RelPosPreTrainedModel):
         self.head_act = ACT2FN[config.hidden_act]
         self.head_norm = make_norm(config, size)
         self.lm_head = nn.Linear(size, config.vocab_size, bias=True)
-        self._rest_query_stream()
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Module:
@@ -440,12 +440,13 @@ class _Classifier(RelPosPreTrainedModel):
     model_class: type[RelPosStack] = RelPosEncoderModel
 
     def __init__(self, config: RelPosConfig) -> None:
+        if isinstance(config, RelPosEncoderConfig):
+            config.query_stream = False
         super().__init__(config)
         self.model = self.model_class(config)
         rate = config.hidden_dropout if config.classifier_dropout is None else config.classifier_dropout
         self.classifier_dropout = nn.Dropout(rate)
         self.classifier = nn.Linear(config.hidden_size, self.outputs_per_token or config.num_labels)
-        self._rest_query_stream()
         self.post_init()
 
     def _classify(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -95,12 +95,6 @@ class RelPosPreTrainedModel(PreTrainedModel):
         total = targets.ne(-100).sum() if total is None else torch.as_tensor(total, device=targets.device)
         return total.clamp(min=1)
 
-    def _rest_query_stream(self) -> None:
-        """Keep the start of a query stream that this head never uses out of training: it gets no gradient."""
-        start = getattr(getattr(self, "model", None), "mask_emb", None)
-        if start is not None:
-            start.requires_grad_(False)
-
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
         """As in transformers; adaptive embeddings are refused, since their clusters are made for one vocabulary."""
         if getattr(self.config, "cutoffs", None):

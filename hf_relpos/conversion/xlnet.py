@@ -37,7 +37,7 @@ RULES = [
     move(r"layer\.(\d+)\.ff\.layer_norm\.(\w+)", r"layers.\1.mlp_norm.\2"),
 ]
 QUERY_STREAM = move(r"mask_emb", "mask_emb", change=lambda weight: weight.flatten())
-NO_QUERY_STREAM = leave(r"mask_emb", "only the query stream begins with it, which a decoder does not have")
+NO_QUERY_STREAM = leave(r"mask_emb", "only the query stream of pretraining begins with it")
 SEGMENTS = [
     move(r"layer\.(\d+)\.rel_attn\.r_s_bias", r"position_schemes.\1.segment_offset"),
     move(r"layer\.(\d+)\.rel_attn\.seg_embed", r"position_schemes.\1.segment_table"),
@@ -71,16 +71,18 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     }
     if settings("attn_type", "bi") == "bi":
         mem_len, reuse_len = settings("mem_len", 0), settings("reuse_len", 0)
-        asks = any(name.endswith("mask_emb") for name in weights)
         memory = {"mem_len": mem_len, "reuse_len": reuse_len or None} if mem_len else {}
-        config = RelPosEncoderConfig(**fields, **memory, type_vocab_size=2, query_stream=asks)
         _, tokens, answers = encoder_heads()
         heads = [
             Head(RelPosEncoderForPermutationLM, ("LMHeadModel",), (LANGUAGE_MODEL,)),
             tokens,
             replace(answers, architectures=("ForQuestionAnsweringSimple",)),
         ]
-        rules = [*RULES, *SEGMENTS, QUERY_STREAM, OTHER_HEADS]
+        tuned = tuple(name for head in heads[1:] for name in head.architectures)
+        asks = any(name.endswith("mask_emb") for name in weights)
+        asks = asks and not any(name.endswith(tuned) for name in settings.architectures)
+        config = RelPosEncoderConfig(**fields, **memory, type_vocab_size=2, query_stream=asks)
+        rules = [*RULES, *SEGMENTS, QUERY_STREAM if asks else NO_QUERY_STREAM, OTHER_HEADS]
         return Plan(config, RelPosEncoderModel, "transformer.", rules, heads, [] if mem_len else [NO_MEMORY])
     settings.require("same_length", [False], "its window depends on the memory that is there")
     settings.require("reuse_len", [None, 0], "all tokens of a segment are remembered")
