@@ -423,7 +423,7 @@ class RelPosEncoderForPermutationLM(RelPosPreTrainedModel):
         )
         states = outputs.last_hidden_state
         logits = self.lm_head(states if self.head_projection is None else self.head_projection(states))
-        loss = None if labels is None else self._token_loss(logits, labels, False, kwargs)
+        loss = None if labels is None else self._token_loss(logits, labels.contiguous(), False, kwargs)
         return RelPosMaskedLMOutput(
             loss=loss,
             logits=logits,

@@ -159,6 +159,8 @@ def test_loss_and_outputs() -> None:
     output = model(ids_of(), labels=labels, output_hidden_states=True, output_attentions=True, **inputs)
     wanted = cross_entropy(output.logits.flatten(0, 1), labels.flatten())
     torch.testing.assert_close(output.loss, wanted, rtol=1e-6, atol=1e-6, check_dtype=False)
+    view = torch.cat([labels, labels], 1)[:, :3]  # not contiguous
+    assert torch.equal(model(ids_of(), labels=view, **inputs).loss, output.loss)
     divided = model(ids_of(), labels=labels, num_items_in_batch=8, **inputs).loss
     torch.testing.assert_close(divided, output.loss * 4 / 8)
     assert [tuple(part.shape) for part in output.hidden_states] == [(BATCH, LENGTH, 24)] * 2 + [(BATCH, 3, 24)]
