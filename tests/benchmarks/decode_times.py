@@ -9,6 +9,8 @@ from contestants import Scored
 from contestants import floors_of
 from measuring import Work
 from measuring import interleave
+from measuring import place
+from measuring import precision
 from measuring import summary
 from tqdm import tqdm
 
@@ -24,11 +26,11 @@ class Decoder:
 
     def __init__(self, contestant: Contestant, setting: Any, context: int) -> None:
         torch.manual_seed(setting.seed)
-        built = contestant.build(setting.sizes, context + setting.new_tokens)
-        self.model: Scored = built.to(setting.device, getattr(torch, setting.dtype)).eval()
+        self.model: Scored = place(contestant.build(setting.sizes, context + setting.new_tokens), setting).eval()
+        self.setting = setting
         self.ids = torch.randint(setting.sizes.vocab, (1, context), device=setting.device)
         self.new_tokens = setting.new_tokens
-        with torch.no_grad():
+        with torch.no_grad(), precision(setting):
             _, self.full = self.model.decode(self.ids, None)
         self.cache: Any = None
 
@@ -39,8 +41,9 @@ class Decoder:
     @torch.no_grad()
     def run(self) -> None:
         """Decode some tokens, one a call; what they are does not matter."""
-        for _ in range(self.new_tokens):
-            _, self.cache = self.model.decode(self.ids[:, :1], self.cache)
+        with precision(self.setting):
+            for _ in range(self.new_tokens):
+                _, self.cache = self.model.decode(self.ids[:, :1], self.cache)
 
 
 def prepare(contestants: list[Contestant], setting: Any, context: int) -> tuple[dict[str, Decoder], list[dict[str, Any]]]:
@@ -73,7 +76,7 @@ def measure(contestants: list[Contestant], setting: Any, context: int) -> list[d
         {one.name: one.floor for one in alive},
         setting.rounds,
         setting.floor_every,
-        1,
+        setting.least_seconds,
         f"decoding, context {context}",
     )
     for one in [*floors_of(alive), *alive]:

@@ -1,6 +1,7 @@
 """How things are timed: interleaved in one process, each next to a floor, and summed up as medians of ratios."""
 
 import gc
+import math
 import os
 import platform
 import statistics
@@ -30,18 +31,21 @@ class Work(NamedTuple):
     reset: Callable[[], Any] | None = None
 
 
-def read_clocks(work: Work, repeats: int = 1) -> dict[str, float]:
-    """Seconds of wall clock and of processor time of all threads that one call takes."""
-    if work.reset is not None:
-        work.reset()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    wall, cpu = time.perf_counter(), time.process_time()
-    for _ in range(repeats):
+def read_clocks(work: Work, calls: int = 1) -> dict[str, float]:
+    """Seconds of wall clock and of processor time of all threads that one call takes, the mean of some."""
+    total = dict.fromkeys(CLOCKS, 0.0)
+    for _ in range(calls):
+        if work.reset is not None:
+            work.reset()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        wall, cpu = time.perf_counter(), time.process_time()
         work.run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return {"wall": (time.perf_counter() - wall) / repeats, "cpu": (time.process_time() - cpu) / repeats}
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        total["cpu"] += time.process_time() - cpu
+        total["wall"] += time.perf_counter() - wall
+    return {clock: seconds / calls for clock, seconds in total.items()}
 
 
 def in_turn(names: list[str], turn: int, turns: int, size: int) -> list[list[str]]:
@@ -52,7 +56,7 @@ def in_turn(names: list[str], turn: int, turns: int, size: int) -> list[list[str
 
 
 def interleave(
-    works: dict[str, Work], floor_of: dict[str, str], rounds: int, every: int = 4, repeats: int = 1, label: str = ""
+    works: dict[str, Work], floor_of: dict[str, str], rounds: int, every: int = 4, least: float = 0.0, label: str = ""
 ) -> dict[str, list[dict[str, float]]]:
     """Time all works in every round, each ratio to the mean of the floor before it and the floor after it.
 
@@ -61,7 +65,7 @@ def interleave(
         floor_of: the name of each contestant's floor; floors are not named here.
         rounds: how often each is timed.
         every: contestants between one measurement of the floor and the next.
-        repeats: calls a measurement.
+        least: seconds that a measurement takes at least, by calls enough.
         label: for the progress bar.
 
     Returns:
@@ -71,16 +75,18 @@ def interleave(
     groups: dict[str, list[str]] = {}
     for name, floor in floor_of.items():
         groups.setdefault(floor, []).append(name)
+    calls = {name: max(1, math.ceil(least / read_clocks(work)["wall"])) for name, work in works.items()}
     bar = tqdm(total=rounds * len(floor_of), desc=label, leave=False)
     gc.collect()
     gc.disable()  # a collection would fall on whoever is being timed
     try:
         for turn in range(rounds):
             for floor, names in groups.items():
-                before = read_clocks(works[floor], repeats)
+                works[floor].run()  # what follows a pause finds cold caches
+                before = read_clocks(works[floor], calls[floor])
                 for chunk in in_turn(names, turn, rounds, every):
-                    readings = {name: _timed(works[name], repeats, bar) for name in chunk}
-                    after = read_clocks(works[floor], repeats)
+                    readings = {name: _timed(works[name], calls[name], bar) for name in chunk}
+                    after = read_clocks(works[floor], calls[floor])
                     beside = {clock: (before[clock] + after[clock]) / 2 for clock in CLOCKS}
                     for name, reading in readings.items():
                         ratios = {f"{clock}_ratio": reading[clock] / beside[clock] for clock in CLOCKS}
@@ -94,8 +100,8 @@ def interleave(
     return found
 
 
-def _timed(work: Work, repeats: int, bar: Any) -> dict[str, float]:
-    reading = read_clocks(work, repeats)
+def _timed(work: Work, calls: int, bar: Any) -> dict[str, float]:
+    reading = read_clocks(work, calls)
     bar.update()
     return reading
 
@@ -106,6 +112,16 @@ def summary(samples: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     return {
         key: {"median": statistics.median(column), "min": min(column), "max": max(column)} for key, column in columns.items()
     }
+
+
+def place(model: Scored, setting: Any) -> Scored:
+    """The model on the device, its weights in the type of the setting; under autocast they stay in float32."""
+    return model.to(setting.device, torch.float32 if setting.dtype == "autocast" else getattr(torch, setting.dtype))
+
+
+def precision(setting: Any) -> Any:
+    """The context of every pass: autocast to bfloat16, as the stock trainer does it, or nothing."""
+    return torch.autocast(torch.device(setting.device).type, torch.bfloat16, enabled=setting.dtype == "autocast")
 
 
 class Trainer:
@@ -119,7 +135,8 @@ class Trainer:
 
     def __init__(self, contestant: Contestant, setting: Any, batch: int, length: int) -> None:
         torch.manual_seed(setting.seed)
-        self.model: Scored = contestant.build(setting.sizes, length).to(setting.device, getattr(torch, setting.dtype))
+        self.model: Scored = place(contestant.build(setting.sizes, length), setting)
+        self.setting = setting
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.loss = 0.0
         self.vocab = setting.sizes.vocab
@@ -137,7 +154,8 @@ class Trainer:
         """Forward, backward and AdamW."""
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        logits = self.model(self.ids, self.mask)
+        with precision(self.setting):
+            logits = self.model(self.ids, self.mask)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), self.targets.flatten())
         loss.backward()
         self.optimizer.step()
@@ -146,7 +164,8 @@ class Trainer:
     @torch.no_grad()
     def forward(self) -> torch.Tensor:
         """Logits, without a graph."""
-        return self.model.eval()(self.ids, self.mask)
+        with precision(self.setting):
+            return self.model.eval()(self.ids, self.mask)
 
     def warm_up(self, phases: list[str]) -> None:
         """One call of each phase; every parameter that counts has a gradient after a train step."""

@@ -9,11 +9,12 @@ import ctypes
 import gc
 import math
 import multiprocessing
+import os
 import resource
 import statistics
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ import torch
 from contestants import PATHS
 from contestants import Contestant
 from contestants import floors
+from contestants import floors_of
 from contestants import ours
 from measuring import Trainer
+from measuring import Work
+from measuring import read_clocks
 from peers import PEERS
 from tqdm import tqdm
 
@@ -37,38 +41,35 @@ def every_contestant() -> dict[str, Contestant]:
 
 
 def status(field: str) -> int:
-    """Bytes of one field of the process's status, such as VmHWM, the peak of its resident memory."""
+    """KiB of one field of the process's status, such as VmHWM, the peak of its resident memory."""
     lines = STATUS.read_text(encoding="utf-8").splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
-def peak_above(work: Callable[[], Any]) -> float:
-    """Bytes that a call needs at its peak above what the process holds before it."""
+def peak_above(work: Callable[[], Any]) -> tuple[float, float]:
+    """MiB that a call needs at its peak above what the process holds before it, and the seconds that it takes."""
     gc.collect()
     if torch.cuda.is_available():
-        before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        work()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    if not STATUS.is_file():  # a system without it keeps one peak for the life of the process
+        level, highest, unit = torch.cuda.memory_allocated, torch.cuda.max_memory_allocated, 1
+    elif STATUS.is_file():
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)  # what the allocator kept from before would hide what the call needs
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+        level, highest, unit = partial(status, "VmRSS"), partial(status, "VmHWM"), 1024
+    else:  # a system without it keeps one peak for the life of the process
+        level = highest = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         unit = 1 if sys.platform == "darwin" else 1024
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        work()
-        return unit * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)  # what the allocator kept from before would hide what the call needs
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = status("VmRSS")
-    work()
-    return status("VmHWM") - before
+    before = level()
+    wall = read_clocks(Work(work))["wall"]
+    return unit * (highest() - before) / MIB, wall
 
 
 def limit_memory(gib: float) -> None:
     """Let the process allocate so much more than it has now; more raises instead of taking the machine down."""
     if STATUS.is_file():
-        most = status("VmSize") + int(gib * 2**30)
+        most = 1024 * status("VmSize") + int(gib * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
@@ -82,9 +83,8 @@ def in_child(name: str, length: int, setting: Any, sender: Any) -> None:
         trainer.warm_up(["train"])
         trainer.load(1, length, setting)
         limit_memory(setting.limit_gib)
-        start = time.perf_counter()
-        peak = peak_above(trainer.train)
-        outcome = {"peak_mib": peak / MIB, "seconds": time.perf_counter() - start, "model": trainer.describe()}
+        highest, seconds = peak_above(trainer.train)
+        outcome = {"peak_mib": highest, "seconds": seconds, "model": trainer.describe()}
     except (MemoryError, torch.OutOfMemoryError) as error:
         outcome = {"failed": f"more than {setting.limit_gib:g} GiB ({type(error).__name__})"}
     except Exception as error:  # whatever stops a measurement is its outcome
@@ -96,7 +96,10 @@ def in_child(name: str, length: int, setting: Any, sender: Any) -> None:
 def start_server() -> Any:
     """The context whose server has imported everything, and computed nothing, before it forks."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["peak_memory", "torch._dynamo"])
+    context.set_forkserver_preload(["preloaded"])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, sys.path)
+    )  # the server does not take over sys.path before Python 3.13
     return context
 
 
@@ -138,7 +141,7 @@ def measure(one: Contestant, setting: Any, context: Any, bar: Any) -> dict[str, 
 
 def measure_all(contestants: list[Contestant], setting: Any, save: Callable[[list[dict[str, Any]]], None]) -> None:
     """Measure floors and contestants one after the other, and save the rows after each."""
-    both = [*floors(), *contestants]
+    both = [*floors_of(contestants), *contestants]
     context, rows = start_server(), []
     with tqdm(total=len(both) * len(setting.memory_lengths), desc="peak memory") as bar:
         for one in both:

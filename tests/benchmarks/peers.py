@@ -35,12 +35,19 @@ def t5(causal: bool) -> Callable[[Sizes, int], Scored]:
     return build
 
 
+class NoCache(Scored):
+    """A model that cannot go on from a cache."""
+
+    def decode(self, ids: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
+        raise ValueError(f"{type(self.model).__name__} has no key/value cache")
+
+
 def xlnet(sizes: Sizes, length: int) -> Scored:
     config = transformers.XLNetConfig(
         vocab_size=sizes.vocab, d_model=sizes.width, n_layer=sizes.layers, n_head=sizes.heads, d_inner=4 * sizes.width,
         attn_type="uni", dropout=0.0, mem_len=None,
     )  # fmt: skip
-    return Scored(transformers.XLNetModel(config))
+    return NoCache(transformers.XLNetModel(config))
 
 
 def deberta(sizes: Sizes, length: int) -> Scored:

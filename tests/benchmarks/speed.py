@@ -38,7 +38,7 @@ from hf_relpos import SCHEMES
 
 PARTS = ("steps", "memory", "decode")
 QUICK = {
-    "sizes": Sizes(layers=2, width=32, heads=2, vocab=64), "tokens": 256, "lengths": [128, 256], "rounds": 2, "repeats": 1,
+    "sizes": Sizes(layers=2, width=32, heads=2, vocab=64), "tokens": 256, "lengths": [128, 256], "rounds": 2, "least_seconds": 0.0,
     "memory_lengths": [128, 256, 512], "contexts": [64], "new_tokens": 2, "timeout": 60.0,
 }  # fmt: skip
 
@@ -64,7 +64,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--padded", action="store_true", help="rows padded on the right, floors too")
     add("--longest_peer", type=int, default=4096, help="the length up to which peers make steps beside the others")
     add("--rounds", type=int, default=7)
-    add("--repeats", type=int, default=1, help="calls a measurement")
+    add("--least_seconds", type=float, default=0.3, help="a measurement repeats its call until it takes so long")
     add("--floor_every", type=int, default=4, help="contestants between two measurements of the floor")
     add("--memory_lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
     add("--limit_gib", type=float, default=12.0, help="memory that a step may take")
@@ -72,7 +72,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--contexts", type=int, nargs="+", default=[1024, 4096], help="of decoding")
     add("--new_tokens", type=int, default=32, help="decoded in a measurement")
     add("--threads", type=int, default=1)
-    add("--dtype", choices=("float32", "bfloat16"), default="float32")
+    add("--dtype", choices=("float32", "bfloat16", "autocast"), default="float32", help="autocast: to bfloat16")
     add("--device", default="cpu")
     add("--seed", type=int, default=0)
     add("--quick", action="store_true", help="tiny sizes")

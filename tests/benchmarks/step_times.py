@@ -53,7 +53,7 @@ def measure(contestants: list[Contestant], setting: Any, length: int) -> list[di
             {one.name: one.floor for one in alive},
             setting.rounds,
             setting.floor_every,
-            setting.repeats,
+            setting.least_seconds,
             f"{phase}, length {length}",
         )
         for one in [*floors_of(alive), *alive]:
