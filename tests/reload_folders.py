@@ -38,11 +38,13 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def run(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """All tensors of a forward pass, and what `generate` makes of the same input where there is one."""
+def run(model: torch.nn.Module, ids: torch.Tensor, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """All tensors of a forward pass, its memory, and what `generate` makes of the same input where there is one."""
     target = {"decoder_input_ids": ids[:, :5]} if model.config.is_encoder_decoder else {}
-    output = model.eval()(ids, **target)
+    output = model.eval()(ids, **target, **inputs)
     found = {name: value.contiguous() for name, value in output.items() if isinstance(value, torch.Tensor)}
+    if output.get("memory") is not None:
+        found["memory"] = output.memory.hidden.contiguous()
     if model.can_generate():
         found["generated"] = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
     return found
@@ -51,12 +53,12 @@ def run(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 def reload(folder: pathlib.Path) -> None:
     job = json.loads((folder / "job.json").read_text())
     auto = getattr(transformers, job["auto"])
-    ids = load_file(folder / "inputs.safetensors")["ids"]
+    inputs = load_file(folder / "inputs.safetensors")
     report = {}
     for name, source in (("first", folder / "model"), ("second", folder / "again")):
         model = auto.from_pretrained(source, trust_remote_code=True)
         report[f"{name} class"] = f"{type(model).__module__}.{type(model).__name__}"
-        save_file(run(model, ids), folder / f"{name}.safetensors")
+        save_file(run(model, **inputs), folder / f"{name}.safetensors")
         save_file(state_of(model), folder / f"{name}_state.safetensors")
         if name == "first":
             model.save_pretrained(folder / "again")

@@ -38,18 +38,18 @@ def heads_from(case: Case) -> list[str]:
     return [auto for auto in HEADS[case.family] if not (absolute and auto == "AutoModelForPreTraining")]
 
 
-def save_job(folder: pathlib.Path, model: Any, auto: str, heads: list[str]) -> None:
+def save_job(folder: pathlib.Path, model: Any, auto: str, heads: list[str], **inputs: torch.Tensor) -> None:
     """Save a model and what it computes, for the other process to compute again."""
     folder.mkdir(parents=True)
     model.save_pretrained(folder / "model")
-    write_job(folder, model, auto, heads)
+    write_job(folder, model, auto, heads, **inputs)
 
 
-def write_job(folder: pathlib.Path, model: Any, auto: str, heads: list[str]) -> None:
+def write_job(folder: pathlib.Path, model: Any, auto: str, heads: list[str], **inputs: torch.Tensor) -> None:
     ids = ids_of()
     (folder / "job.json").write_text(json.dumps({"auto": auto, "heads": heads}))
-    save_file({"ids": ids}, folder / "inputs.safetensors")
-    save_file(run(model, ids), folder / "expected.safetensors")
+    save_file({"ids": ids, **inputs}, folder / "inputs.safetensors")
+    save_file(run(model, ids, **inputs), folder / "expected.safetensors")
     save_file(state_of(model), folder / "expected_state.safetensors")
 
 
@@ -63,6 +63,20 @@ def train_a_checkpoint(folder: pathlib.Path) -> None:
     (folder / "checkpoint-2").rename(folder / "model")
     (folder / "checkpoint-1").rename(folder / "earlier")
     write_job(folder, model, "AutoModelForCausalLM", [])
+
+
+def save_two_streams(folder: pathlib.Path) -> None:
+    """A job with targets in an order, token types and a memory to fill."""
+    case = Case("encoder", "xlnet", {})
+    model = hf_relpos.RelPosEncoderForPermutationLM(case.config(mem_len=6, reuse_len=4, type_vocab_size=2, **FOLDER))
+    order = torch.stack([torch.randperm(11), torch.randperm(11)])
+    inputs = {
+        "perm_mask": (order[:, :, None] <= order[:, None, :]).float(),
+        "target_mapping": torch.nn.functional.one_hot(order[:, 7:], 11).float(),
+        "token_type_ids": ids_of(seed=1) % 2,
+    }
+    heads = ["AutoModel", "AutoModelForSequenceClassification"]
+    save_job(folder, sharpen(model).eval(), "AutoModelForPreTraining", heads, **inputs)
 
 
 def heads_of(family: str) -> dict[str, type]:
@@ -88,6 +102,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         model = given.values[0].model(head=True, tie_word_embeddings=given.id != "lists", **FOLDER)
         save_job(root / f"seq2seq-{given.id}", model, "AutoModelForSeq2SeqLM", SEQ2SEQ_HEADS)
     train_a_checkpoint(root / "decoder-trainer")
+    save_two_streams(root / "encoder-two-streams")
     environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "1"}
     script = pathlib.Path(__file__).with_name("reload_folders.py")
     command = ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, "-I", str(script), str(root)]
@@ -99,7 +114,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def names_of_jobs() -> list[str]:
     singles = [f"{family}-{auto}" for family in CONFIGS for auto in HEADS[family] if auto not in OTHER_SHAPES]
     both = [f"seq2seq-{given.id}" for given in pairs()]
-    return [*(given.id for given in cases()), "decoder-hybrid", *singles, *both, "decoder-trainer"]
+    return [*(given.id for given in cases()), "decoder-hybrid", *singles, *both, "decoder-trainer", "encoder-two-streams"]
 
 
 @pytest.mark.parametrize("name", names_of_jobs())
