@@ -39,7 +39,7 @@ from hf_relpos import SCHEMES
 PARTS = ("steps", "memory", "decode")
 QUICK = {
     "sizes": Sizes(layers=2, width=32, heads=2, vocab=64), "tokens": 256, "lengths": [128, 256], "rounds": 2, "least_seconds": 0.0,
-    "memory_lengths": [128, 256, 512], "contexts": [64], "new_tokens": 2, "timeout": 60.0,
+    "memory_lengths": [128, 256], "contexts": [64], "new_tokens": 2, "timeout": 60.0,
 }  # fmt: skip
 
 
@@ -76,9 +76,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--device", default="cpu")
     add("--seed", type=int, default=0)
     add("--quick", action="store_true", help="tiny sizes")
-    arguments = parser.parse_args(argv, argparse.Namespace(sizes=Sizes()))
-    for name, value in QUICK.items() if arguments.quick else ():
-        setattr(arguments, name, value)
+    parser.set_defaults(sizes=Sizes())
+    if parser.parse_args(argv).quick:
+        parser.set_defaults(**QUICK)  # what the command line says still wins
+    arguments = parser.parse_args(argv)
     arguments.parts = list(PARTS) if "all" in arguments.parts else arguments.parts
     return arguments
 

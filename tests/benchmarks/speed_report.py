@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import NullLocator
 
 AIMS = {
     "alibi": (1.05, 1.10, 1.2, 1.08), "rope": (1.12, 1.10, 1.15, 1.10), "xpos": (1.12, 1.10, 1.15, 1.10),
@@ -200,30 +203,40 @@ def curves(part: dict[str, Any], kind: str) -> dict[str, tuple[dict[str, Any], l
 
 
 def plot(part: dict[str, Any], kind: str, file: Path) -> None:
-    """Lines over the length, both axes logarithmic: ours on the left, peers on the right, floors on both."""
-    figure = Figure(figsize=(13, 5.5), layout="constrained")
+    """Lines over the length, both axes logarithmic: ours on their default path on the left, peers on the right, floors on both.
+
+    A scheme and the peers that implement it have one colour; lines of encoders are broken.
+    """
+    figure = Figure(figsize=(15, 6), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    label = {
+    schemes = list(dict.fromkeys(row["variant"] or row["scheme"] for row in part["rows"]))
+    drawn: dict[tuple[str, str], int] = {}
+    for name, (row, points) in curves(part, kind).items():
+        scheme = row["variant"] or row["scheme"]
+        number = drawn[row["kind"], scheme] = drawn.get((row["kind"], scheme), -1) + 1
+        place = number if row["kind"] == "peer" else schemes.index(scheme) // 10
+        color = "black" if row["kind"] == "floor" else f"C{schemes.index(scheme) % 10}"
+        style = {"color": color, "linestyle": "-" if row["causal"] else "--", "marker": "osv^D*"[place % 6]}
+        for axes, shown in zip(panels, ("ours", "peer"), strict=True):
+            if row["kind"] in (shown, "floor") and row["path"] == "auto":
+                axes.plot(*zip(*points, strict=True), label=name, linewidth=2 if color == "black" else 1, **style)
+    labels = {
         "steps": "train step, ratio to the floor",
         "decode": "token, ratio to the floor",
         "memory": "peak of a train step, MiB",
     }
-    for name, (row, points) in curves(part, kind).items():
-        for axes, shown in zip(panels, ("ours", "peer"), strict=True):
-            if row["kind"] in (shown, "floor"):
-                style = {"color": "black", "linestyle": "--"} if row["kind"] == "floor" else {}
-                index = len(axes.lines)
-                axes.plot(*zip(*points, strict=True), marker="ov^s*XDP"[index // 10 % 8], label=name, **style)
+    ticks = sorted({x for _, points in curves(part, kind).values() for x, _ in points})
     for axes, title in zip(panels, ("hf_relpos", "peers"), strict=True):
-        axes.set(
-            xscale="log", yscale="log", title=title, xlabel="context" if kind == "decode" else "tokens", ylabel=label[kind]
-        )
-        ticks = sorted({x for _, points in curves(part, kind).values() for x, _ in points})
+        axes.set(xscale="log", yscale="log", title=title, xlabel="context" if kind == "decode" else "tokens")
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.minorticks_off()
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
         if axes.lines:
-            axes.legend(fontsize=6, ncols=2)
+            axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    panels[0].set_ylabel(labels[kind])
     figure.savefig(file, dpi=150)
 
 
