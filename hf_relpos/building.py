@@ -79,6 +79,10 @@ def build_model(arguments: ModelArguments, config: PreTrainedConfig, tokenizer: 
     """The language model of a configuration, new or with the weights of `model_name_or_path`."""
     auto = AutoModelForMaskedLM if is_masked(config) else AutoModelForCausalLM
     options: dict[str, Any] = {}
+    if arguments.mem_len and is_masked(config):
+        raise ValueError(
+            f"mem_len={arguments.mem_len} is refused for an encoder: it is trained block by block, without memory"
+        )
     if arguments.attn_implementation:
         options["attn_implementation"] = arguments.attn_implementation
     if arguments.model_name_or_path:
@@ -125,7 +129,7 @@ def _adjusted(config: PreTrainedConfig, fields: dict[str, Any], name: str) -> Pr
             f"{name} has {field}={getattr(config, field)!r}, the arguments ask for {changes[field]!r}; "
             f"of a trained model only {sorted(ADJUSTABLE)} can be changed"
         )
-    if "mem_len" in changes:
+    if "mem_len" in changes and hasattr(config, "sliding_window"):
         changes = {"sliding_window": "auto"} | changes  # the window follows the memory unless it is given
     return type(config).from_dict(config.to_dict() | changes) if changes else config
 

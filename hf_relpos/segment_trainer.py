@@ -65,6 +65,10 @@ class SegmentTrainer(Trainer):
         refusals = [
             (not getattr(self.model.config, "mem_len", 0), "a model with mem_len=0 has no memory: use Trainer"),
             (
+                not getattr(self.model.config, "causal", True),
+                "it trains causal models: an encoder's memory is fed by a loop of your own",
+            ),
+            (
                 strategy not in ("random", "sequential"),  # "random" is Trainer's default, and not followed here
                 f"train_sampling_strategy={strategy!r} shuffles blocks, but memory needs the order of the text",
             ),

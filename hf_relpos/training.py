@@ -139,7 +139,7 @@ def build_trainer(
     masked = is_masked(model.config)
     args.label_names = ["labels"] if masked else ["shift_labels"]
     blocks: Any = validation and validation.blocks
-    kind = SegmentTrainer if getattr(model.config, "mem_len", 0) else Trainer
+    kind = SegmentTrainer if getattr(model.config, "mem_len", 0) and not masked else Trainer
     return kind(
         model=model,
         args=args,

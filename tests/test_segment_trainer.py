@@ -18,6 +18,8 @@ from segments import reference
 from transformers import Trainer
 from transformers import TrainerCallback
 
+from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosEncoderForMaskedLM
 from hf_relpos import segment_trainer
 from hf_relpos.blocks import IGNORED
 from hf_relpos.segment_trainer import SegmentTrainer
@@ -297,6 +299,7 @@ def test_the_original_window_is_carried_like_by_hand(tmp_path):
         ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=True"),
         ({"per_device_train_batch_size": 100}, "72 blocks cannot fill 100 lanes"),
         ({"model": make_model(mem_len=0)}, "mem_len=0 has no memory"),
+        ({"model": RelPosEncoderForMaskedLM(RelPosEncoderConfig(mem_len=4))}, "it trains causal models"),
         ({"train": TEXT.to_iterable_dataset(), "max_steps": 1}, "IterableDataset has no lanes"),
     ],
 )

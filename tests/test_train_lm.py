@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers import AutoTokenizer
+from transformers import Trainer
 
 from hf_relpos import SCHEMES
 from hf_relpos.__main__ import main as command
@@ -128,6 +129,7 @@ def test_every_scheme_has_a_config_file_for_each_family_that_takes_it():
         ({"model_type": "relpos_decode"}, r"unknown model_type='relpos_decode'; one of \['relpos_decoder'"),
         ({"model_name_or_path": "/no/model"}, r"model_name_or_path='/no/model' is neither"),
         ({"train_file": "/no/text.txt"}, r"/no/text\.txt"),
+        ({"model_type": "relpos_encoder", "mem_len": 8}, r"mem_len=8 is refused for an encoder: it is trained block by block"),
         ({"block_size": 10_000}, r"text\.txt\): \d+ tokens found, fewer than one block \(block_size=10000\)"),
         ({"resume_from_checkpoint": "true"}, r"holds no checkpoint"),
         ({"resume_from_checkpoint": "/no/checkpoint"}, r"'/no/checkpoint' is neither true, auto nor"),
@@ -316,6 +318,14 @@ def test_resuming_equals_an_uninterrupted_run_bit_for_bit(config, tmp_path):
     run(prepare([config(**settings, resume_from_checkpoint="auto")]))
     assert all(torch.equal(load_file(folder / "model.safetensors")[name], weight) for name, weight in weights.items())
     assert len(log) == 4
+
+
+def test_an_encoder_with_memory_is_trained_without(config):
+    """One that was converted has some; masked tokens are still learned block by block, by the stock Trainer."""
+    fields = {"position_scheme": "xlnet", "config_overrides": SMALL | {"mem_len": 4}}
+    job = prepare([config(model_type="relpos_encoder", **fields)])
+    assert type(job.trainer) is Trainer and job.model.config.mem_len == 4
+    run(job)
 
 
 def test_a_trained_folder_is_gone_on_with(config, tmp_path):
