@@ -143,6 +143,10 @@ class MemoryGenerationMixin(GenerationMixin):
             raise ValueError("generation from a memory takes input_ids, and no cache beside the memory")
         if ids.shape[0] != len(memory[1]):
             raise ValueError(f"the memory has {len(memory[1])} rows, input_ids have {ids.shape[0]}")
+        if kwargs.get("position_ids") is not None:
+            raise ValueError(
+                "position_ids are refused beside a memory, which holds no numbers to go on from: tokens are counted"
+            )
         if kwargs.pop("use_cache", True) is False:
             raise ValueError("use_cache=False with memory: generation goes on from the memory through a cache")
         mask = kwargs.pop("attention_mask", None)

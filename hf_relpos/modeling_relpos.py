@@ -22,6 +22,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .adaptive import AdaptiveHead
 from .adaptive import embedding_width
 from .adaptive import tied_tables
+from .cached_numbers import number_all_keys
 from .configuration_relpos import RelPosConfig
 from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos import RelPosEncoderConfig
@@ -178,7 +179,8 @@ class RelPosDecoderModel(RelPosStack):
         Args:
             input_ids: token ids; or `inputs_embeds (batch, sequence, embedding_size)` in their place.
             attention_mask: `(batch, cached + sequence)` 1 for tokens, 0 for padding; or a ready mask of four dimensions.
-            position_ids: `(batch|1, sequence)` position numbers; by default tokens are counted.
+            position_ids: `(batch|1, sequence)` position numbers, whole and in any order; by default tokens are counted. A
+                cache remembers those of its tokens; beside a memory, `(batch|1, mem_len + sequence)` number its slots first.
             cache: key/value cache of earlier tokens; `past_key_values` is its old name.
             use_cache: return a cache; by default what the configuration says, but a model with memory returns memory.
             memory: segment memory that an earlier forward returned.
@@ -200,7 +202,7 @@ class RelPosDecoderModel(RelPosStack):
             causal=True,
             window=self.config.sliding_window,
             attention_mask=attention_mask,
-            position_ids=position_ids,
+            position_ids=number_all_keys(cache, position_ids, (batch, sequence), len(self.layers)),
             reset_mask=reset_mask,
             cached=None if cache is None else (cache.get_seq_length(), *cache.get_mask_sizes(sequence, 0)),
             memory_length=None if memory is None else memory.length,

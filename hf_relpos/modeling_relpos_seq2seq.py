@@ -17,6 +17,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention import RelPosAttention
 from .attention import RelPosCrossAttention
+from .cached_numbers import number_all_keys
 from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos_seq2seq import RelPosSeq2SeqConfig
 from .layers import RelPosLayer
@@ -152,7 +153,7 @@ class RelPosCrossDecoder(RelPosDecoderModel):
             embeds,
             causal=True,
             attention_mask=attention_mask,
-            position_ids=position_ids,
+            position_ids=number_all_keys(both, position_ids, (batch, sequence), len(self.layers)),
             cached=None if both is None else (both.get_seq_length(), *both.get_mask_sizes(sequence, 0)),
         )
         hidden_states, _ = self._run_layers(

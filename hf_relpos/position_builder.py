@@ -81,15 +81,15 @@ def build_positions(
         causal: whether the future is hidden.
         window: number of keys that a query sees, itself included; None for all.
         attention_mask: `(batch, past + sequence)` 1 for tokens and 0 for padding, or `(batch|1, 1, query, key)`.
-        position_ids: `(batch|1, sequence)`, or `(batch|1, key)` to number the cached tokens too; by default tokens are counted.
-            With a cache and only the new tokens numbered, the cached ones are taken to precede them without a gap.
+        position_ids: `(batch|1, sequence)`, or `(batch|1, past + sequence)` or `(batch|1, key)` to number the cached tokens or
+            the slots of the memory too; by default tokens are counted, those in a cache that were not numbered from 0 on.
         reset_mask: `(batch, sequence)` true on the first token of each document: nothing before it is seen.
         cached: tokens seen so far, number of keys in this pass and offset of the first of them, for a KV cache in use.
         memory_length: `(batch,)` valid tokens of the segment memory, whose slots come first among the keys.
         memory_slots: number of memory slots.
 
     Raises:
-        ValueError: a mask or position_ids of a length that fits neither the tokens nor the keys.
+        ValueError: a mask or position_ids of a length that fits neither the tokens nor the keys, or numbers without a meaning.
     """
     sequence, device = shape[1], like.device
     past, keys, offset = cached if cached is not None else (memory_slots, memory_slots + sequence, 0)
@@ -109,10 +109,10 @@ def build_positions(
     if offset and key_valid is not None:
         key_valid, gaps = key_valid[:, offset:], None if gaps is None else gaps[:, offset:]
     key = torch.arange(keys, device=device)[None] + offset - (0 if gaps is None else gaps)
-    own = torch.arange(sequence, device=device) + start
-    query = key.index_select(1, own)
+    query = key.index_select(1, own := torch.arange(sequence, device=device) + start)
     if position_ids is not None:
-        query, key = _given_positions(position_ids.to(device), own, key)
+        given = _check_numbers(position_ids.to(device), shape, past, keys, 0 if cached else memory_slots)
+        query, key = _given_positions(given, own, key, offset, _begins_padded(valid, past))
     return Positions(
         query=query,
         key=key,
@@ -182,25 +182,62 @@ def _behind_memory(valid: torch.Tensor, memory_length: torch.Tensor, slots: int)
     return torch.cat([torch.arange(slots, device=valid.device) >= slots - memory_length[:, None], valid], 1)
 
 
-def _given_positions(position_ids: torch.Tensor, own: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _check_numbers(
+    position_ids: torch.Tensor, shape: tuple[int, int], past: int | torch.Tensor, keys: int, memory_slots: int
+) -> torch.Tensor:
+    """The numbers that the caller gave as `(batch|1, length)`, or a ValueError that says what to give."""
+    position_ids = position_ids[None] if position_ids.dim() == 1 else position_ids
+    rows, length = position_ids.shape[0], position_ids.shape[-1]
+    if position_ids.dim() != 2 or rows not in (1, shape[0]) or position_ids.is_floating_point():
+        raise ValueError(
+            f"position_ids of shape {tuple(position_ids.shape)} and {position_ids.dtype} are refused: expected whole numbers, "
+            f"1 row or {shape[0]}"
+        )
+    if memory_slots and length != keys:
+        raise ValueError(
+            f"position_ids number {length} tokens, but a memory holds no numbers: expected {keys}, those of its {memory_slots} "
+            "slots first; without position_ids, tokens are counted"
+        )
+    if length not in (shape[1], keys) and length != past + shape[1]:
+        raise ValueError(
+            f"position_ids number {length} tokens, expected {shape[1]} (new) or {int(past) + shape[1]} (all keys)"
+        )
+    return position_ids
+
+
+def _begins_padded(valid: torch.Tensor | None, past: int | torch.Tensor) -> bool:
+    """Whether padding stands before the first token of a row with tokens in a cache: their count does not begin at 0."""
+    if valid is None or torch.compiler.is_compiling():
+        return False
+    return int(past) > 0 and not bool(valid[:, 0].all())
+
+
+def _given_positions(
+    position_ids: torch.Tensor, own: torch.Tensor, key: torch.Tensor, offset: int, padded: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Query and key positions from the numbers that the caller gave.
 
     Args:
-        position_ids: `(batch|1, query)` or `(batch|1, key)`, or the same without a batch.
+        position_ids: `(batch|1, query)`, `(batch|1, key)`, or all tokens from the first one on.
         own: `(query,)` index of each query among the keys.
         key: `(batch|1, key)` the positions that would be counted.
+        offset: index of the first key among all tokens.
+        padded: whether padding was counted before the first token of a row.
 
     Returns:
         `(batch|1, query)` and `(batch|1, key)`.
     """
-    if position_ids.dim() == 1:
-        position_ids = position_ids[None]
-    sequence, keys = own.shape[0], key.shape[1]
-    if position_ids.shape[-1] not in (sequence, keys):
-        raise ValueError(
-            f"position_ids number {position_ids.shape[-1]} tokens, expected {sequence} (new) or {keys} (all keys)"
-        )
-    if position_ids.shape[-1] == keys:
-        return position_ids.index_select(1, own), position_ids
-    earlier = torch.arange(keys, device=own.device) - own[0] + position_ids[:, :1]
-    return position_ids, earlier.index_copy(1, own, position_ids)
+    (sequence,), keys = own.shape, key.shape[1]
+    if position_ids.shape[-1] == sequence < keys:
+        if padded:
+            raise ValueError(
+                "position_ids number the new tokens, but those in the cache were counted, padding included: give position_ids "
+                "from the first tokens on, or none"
+            )
+        rows = max(position_ids.shape[0], key.shape[0])
+        query = position_ids.expand(rows, -1)
+        return query, key.expand(rows, -1).index_copy(1, own, query)
+    if position_ids.shape[-1] != keys:
+        position_ids = position_ids[:, offset : offset + keys]
+        position_ids = pad(position_ids, (0, keys - position_ids.shape[-1]))  # empty slots of a static cache
+    return position_ids.index_select(1, own), position_ids

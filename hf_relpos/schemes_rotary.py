@@ -148,6 +148,9 @@ class XPos(RoPE):
 
     def prepare(self, positions: Positions) -> tuple[Any, ...]:
         first, last = positions.query.amin(-1, keepdim=True), positions.query.amax(-1, keepdim=True)
+        if not positions.contiguous:  # then cached keys may be ahead of the queries; a static cache's empty slots are none
+            filled = torch.arange(positions.key.shape[1], device=last.device) < positions.start + positions.query.shape[1]
+            last = torch.where(filled, positions.key, last).amax(-1, keepdim=True)
         middle = (first + last).to(positions.dtype) / 2
         pair = torch.arange(0, self.turned, 2, device=middle.device, dtype=positions.dtype) / self.turned
         decay = ((pair + self.gamma) / (1 + self.gamma)).log() / self.scale_base

@@ -12,6 +12,7 @@ from transformers.utils import logging
 from .adaptive import AdaptiveEmbedding
 from .adaptive import embedding_width
 from .attention import RelPosAttention
+from .cached_numbers import remember_numbers
 from .configuration_relpos import RelPosConfig
 from .layers import RelPosLayer
 from .layers import make_norm
@@ -207,6 +208,7 @@ class RelPosStack(RelPosPreTrainedModel):
             )
             if asking is not None:
                 hidden_states, targets = hidden_states
+        remember_numbers(cache, positions, len(self.layers))
         last = hidden_states if targets is None else targets
         return last if self.norm is None else self.norm(last), entered
 

@@ -1,0 +1,88 @@
+"""The position numbers of cached tokens, where the caller gives `position_ids`.
+
+They stand in a layer of their own behind those of the model, as keys of one head and one channel: so whatever reorders, crops,
+repeats, slides or resets a cache does the same to them. A cache whose tokens are counted has no such layer.
+"""
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import StaticLayer
+from transformers.cache_utils import StaticSlidingWindowLayer
+
+from .positions import Positions
+
+_KINDS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
+"""Layers that keep what they are given; beside any other, one that quantises for instance, numbers stand in the first."""
+
+
+def number_all_keys(
+    cache: Cache | EncoderDecoderCache | None, position_ids: torch.Tensor | None, shape: tuple[int, int], layers: int
+) -> torch.Tensor | None:
+    """Join the numbers of cached tokens to those of the new ones, and remember the new ones.
+
+    Args:
+        cache: the cache of this pass; None without one.
+        position_ids: what the caller gave; where it numbers cached tokens too, those are known already.
+        shape: batch size and number of new tokens.
+        layers: number of layers of the model.
+
+    Returns:
+        `(batch, key)` where the cache knows the numbers of its tokens, else `position_ids` as given.
+
+    Raises:
+        ValueError: new tokens are to be counted on behind cached ones that were numbered.
+    """
+    own, known = _numbers(cache, layers)
+    if known is None:
+        return position_ids
+    past = own.get_seq_length()
+    if known.get_seq_length() == 0 or (position_ids is None and past == 0):
+        del own.layers[layers:]  # emptied since
+        return position_ids
+    if position_ids is None:
+        raise ValueError(
+            f"the cached tokens were numbered by position_ids: give position_ids of the {shape[1]} new tokens too, or of all tokens"
+        )
+    position_ids = position_ids[None] if position_ids.dim() == 1 else position_ids
+    length, sequence = position_ids.shape[-1], shape[1]
+    fits = length == sequence or length in (past + sequence, own.get_mask_sizes(sequence, 0)[0])
+    if not fits or position_ids.shape[0] not in (1, shape[0]) or position_ids.is_floating_point():
+        return position_ids  # which `build_positions` then refuses
+    if length != sequence:
+        first = int(past) if length >= past + sequence else length - sequence
+        position_ids = position_ids[:, first : first + sequence]
+    numbers = _as_keys(position_ids, shape[0])
+    return known.update(numbers, numbers)[0][:, 0, :, 0]
+
+
+def remember_numbers(cache: Cache | EncoderDecoderCache | None, positions: Positions, layers: int) -> None:
+    """Remember the numbers of all tokens after the first pass that was given any; later ones go through `number_all_keys`."""
+    own, known = _numbers(cache, layers)
+    if own is None or known is not None or positions.contiguous:
+        return
+    first = own.layers[0]
+    slots = getattr(first, "max_cache_len", None)
+    sizes = {"max_cache_len": slots, "sliding_window": getattr(first, "sliding_window", slots)}
+    layer = type(first)(**sizes) if type(first) in _KINDS else DynamicLayer()
+    if getattr(first, "record_past", False):
+        layer.activate_past_recording()
+    tokens = int(positions.start) + positions.query.shape[1]
+    numbers = _as_keys(positions.key[:, :tokens], first.keys.shape[0])
+    layer.update(numbers, numbers)
+    own.layers.append(layer)
+
+
+def _numbers(cache: Cache | EncoderDecoderCache | None, layers: int) -> tuple[Any, Any]:
+    """The cache that the decoder's own tokens are in, and its layer of numbers; None for what there is not."""
+    own: Any = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    return own, None if own is None or len(own.layers) <= layers else own.layers[layers]
+
+
+def _as_keys(numbers: torch.Tensor, batch: int) -> torch.Tensor:
+    """Numbers `(batch|1, length)` in the shape of keys, `(batch, 1, length, 1)`."""
+    return numbers.expand(batch, -1)[:, None, :, None]
