@@ -1,6 +1,6 @@
 """The reference of all schemes, generated from the code: one page and one picture a scheme, and the table of the README.
 
-python -m hf_relpos schemes docs/schemes
+python -m hf_relpos schemes docs/schemes --table README.md
 """
 
 import argparse
@@ -20,6 +20,7 @@ from hf_relpos.scheme_base import PositionScheme
 from hf_relpos.scheme_base import dense_bias
 from hf_relpos.schemes import SCHEMES
 from hf_relpos.schemes import build_scheme
+from hf_relpos.schemes import scheme_class
 
 USES = ("causal", "bidirectional", "memory")
 SIZES = {"vocab_size": 8, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -98,6 +99,7 @@ def page(name: str) -> str:
         reason = kind.refuses.get(use)
         lines.append(f"- {use}: {'yes' if reason is None else f'no: {reason}'}")
     needs = kind.needs_probabilities(kind.complete({}))
+    lines.append(f"- beside another scheme: {_beside(name)}")
     lines.append("- cross-attention: none is added there")
     lines.append(f"- backends: {f'`eager` only by default: {needs}' if needs else 'all'}")
     lines += ["", "## What it costs", ""]
@@ -111,6 +113,59 @@ def page(name: str) -> str:
         for key, spec in kind.parameter_specs.items():
             lines.append(f"| `{key}` | `{spec.default!r}` | {spec.allowed} | {spec.help} |")
     return "\n".join(lines) + "\n"
+
+
+def _beside(name: str) -> str:
+    """What a scheme joins in one layer, or why none."""
+    own = SCHEMES[name].combines_as
+    others = [other for other, kind in SCHEMES.items() if own and kind.combines_as and kind.combines_as != own]
+    if others:
+        return ", ".join(f"`{other}`" for other in others) + " ([combinations](combinations.md))"
+    try:
+        scheme_class(f"rope+{name}")
+    except ValueError as refusal:
+        return "no: " + str(refusal).split("refused: ")[1].split(";")[0]
+    return "no"
+
+
+def combinations() -> str:
+    """The Markdown page of schemes that share a layer."""
+    roles = {role: [name for name, kind in SCHEMES.items() if kind.combines_as == role] for role in ("rotary", "bias")}
+    lines = [
+        "# Two schemes in one layer",
+        "",
+        "`position_scheme: rope+alibi`: queries and keys are turned by the one, and the other's number per head and distance is",
+        "added to the scores of what was turned. Names may stand in any order, and in a list with one name a layer,",
+        "`[rope+t5, nope, ...]`. `position_parameters` map each scheme's name to its own, `{t5: {num_buckets: 16}}`.",
+        "",
+        "The scale of the scores is that of the scheme that adds to them: beside `t5` they are not scaled, and the first queries are",
+        "smaller instead, unless its `scale_scores` is true. Each part keeps its parameters, refusals and backends.",
+        "",
+        "| scheme | causal | bidirectional | memory | backends |",
+        "|---|---|---|---|---|",
+    ]
+    for rotary in roles["rotary"]:
+        for added in roles["bias"]:
+            kind = scheme_class(f"{rotary}+{added}")
+            uses = " | ".join("no" if use in kind.refuses else "yes" for use in USES)
+            backends = "eager" if kind.needs_probabilities(kind.complete({})) else "all"
+            lines.append(f"| `{rotary}+{added}` | {uses} | {backends} |")
+    lines += [
+        "",
+        "## What does not combine",
+        "",
+        "Two rotary schemes, two that add numbers, three schemes of any kind, and:",
+        "",
+    ]
+    lines += [f"- `{name}`: {_beside(name).removeprefix('no: ')}" for name, kind in SCHEMES.items() if not kind.combines_as]
+    return "\n".join(lines) + "\n"
+
+
+def replace_table(path: Path) -> None:
+    """Write the table in the place of the one in a Markdown file."""
+    text = path.read_text(encoding="utf-8")
+    head, rest = text.split("| scheme | acts on |", 1)
+    path.write_text(head + table() + "\n" + rest.split("\n\n", 1)[1], encoding="utf-8")
 
 
 def table(link: str = "docs/schemes") -> str:
@@ -144,6 +199,7 @@ def add_schemes(commands: Any) -> None:
     """`schemes`: write the reference of all schemes."""
     parser = commands.add_parser("schemes", help="write the reference of all schemes: pages, pictures and their table")
     parser.add_argument("folder", type=Path, help="folder for the pages")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="Markdown file whose table of schemes is replaced")
     parser.set_defaults(run=run_schemes)
 
 
@@ -153,4 +209,8 @@ def run_schemes(arguments: argparse.Namespace) -> None:
     for name in SCHEMES:
         (arguments.folder / f"{name}.md").write_text(page(name), encoding="utf-8")
         draw(name, arguments.folder / f"{name}.png")
-    print(table())
+    (arguments.folder / "combinations.md").write_text(combinations(), encoding="utf-8")
+    if arguments.table is None:
+        print(table())
+    else:
+        replace_table(arguments.table)
