@@ -110,14 +110,14 @@ def test_padding(every: bool) -> None:
     ours, theirs = both("XLNetLMHeadModel", mem_len=7)
     targets = torch.arange(11).expand(2, -1) if every else torch.tensor([[7, 9, 4], [10, 0, 3]])
     mask, inputs = left_padding(), inputs_of(0, True, True)
+    inputs["perm_mask"][0, :4, :4] = 0  # what is padding is hidden by its mask alone
     inputs |= {
         "target_mapping": rows_of(targets).double(),
         "attention_mask": mask,
         "labels": ids_of()[:, : targets.shape[1]].contiguous(),
     }
     found, wanted = ours(ids_of(), **inputs).logits, theirs(ids_of(), **inputs).logits
-    valid = mask.gather(1, targets).bool() & (order_of(0).gather(1, targets) > 0)  # the first of an order sees nothing
-    assert valid.sum() > 3
+    valid = order_of(0).gather(1, targets) > 0  # the first of an order sees nothing
     torch.testing.assert_close(found[valid], wanted[valid], **FLOAT64)
 
 

@@ -21,6 +21,8 @@ from hf_relpos import RelPosEncoderForMaskedLM
 from hf_relpos import RelPosEncoderForPermutationLM
 from hf_relpos import RelPosEncoderForSequenceClassification
 from hf_relpos import RelPosEncoderModel
+from hf_relpos.position_builder import build_positions
+from hf_relpos.streams import query_positions
 
 TARGETS = torch.tensor([[7, 1, 4], [10, 0, 3]])
 RELATIVE = [given for given in cases("encoder") if given.values[0].scheme not in ("sinusoidal", "learned_absolute")]
@@ -97,6 +99,8 @@ def test_paths_agree(given: Case, number: int) -> None:
     picked = all_of_them.logits.gather(1, targets[..., None].expand(-1, -1, few.logits.shape[-1]))
     torch.testing.assert_close(few.logits, picked, **CLOSE)
     torch.testing.assert_close(few.memory.hidden, all_of_them.memory.hidden, **CLOSE)
+    turned = plain(ids_of(), target_mapping=rows_of(every.flip(1)), memory=memory, **inputs).logits
+    torch.testing.assert_close(turned.flip(1), all_of_them.logits, **CLOSE)
     without = plain(ids_of(), target_mapping=rows_of(targets), **inputs).logits
     assert not torch.allclose(few.logits, without, atol=1e-3), "memory changes nothing"
 
@@ -123,7 +127,6 @@ def test_padding_and_given_positions(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(BACKENDS)))
-@torch.no_grad()
 def test_the_first_of_an_order_knows_nothing(number: int) -> None:
     """It sees no key, so only its place and the model decide; rows of zeros are targets of nothing."""
     model = language_model(XLNET, **backend_of(XLNET, number))
@@ -131,6 +134,8 @@ def test_the_first_of_an_order_knows_nothing(number: int) -> None:
     every = rows_of(torch.arange(LENGTH).expand(BATCH, -1))
     first, second = (model(ids_of(seed=seed), perm_mask=hidden, target_mapping=every).logits for seed in (0, 1))
     assert torch.isfinite(first).all()
+    gradients = torch.autograd.grad(first.square().sum(), list(model.parameters()), allow_unused=True)
+    assert all(gradient is None or torch.isfinite(gradient).all() for gradient in gradients)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     mapping, model = rows_of(TARGETS), language_model(XLNET)
     mapping[0, 2] = 0
@@ -139,6 +144,18 @@ def test_the_first_of_an_order_knows_nothing(number: int) -> None:
     whole = model(ids_of(), perm_mask=hidden_by(order_of()), target_mapping=rows_of(TARGETS)).logits
     torch.testing.assert_close(found[0, :2], whole[0, :2], **CLOSE)
     torch.testing.assert_close(found[1], whole[1], **CLOSE)
+
+
+def test_no_row_of_a_softmax_is_empty() -> None:
+    """Some backends make NaN of such rows, so a target that sees nothing is shown everything, and marked."""
+    positions = build_positions((BATCH, LENGTH), torch.zeros(BATCH, LENGTH, 1), causal=False)
+    hidden, named = hidden_by(order_of()).bool(), torch.ones_like(TARGETS, dtype=torch.bool)
+    targets = TARGETS.clone()
+    targets[0, 1], named[1, 2] = 5, False
+    found, seen = query_positions(positions, hidden, targets, named)
+    assert seen.tolist() == [[True, False, True], [True, True, False]]
+    assert found.visible[0, 0, 1].all() and found.visible[1, 0, 2].all()
+    assert torch.equal(found.visible[0, 0, 0], ~hidden[0, 7])
 
 
 @torch.no_grad()
