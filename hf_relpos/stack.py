@@ -52,7 +52,7 @@ class RelPosPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, PositionScheme):
             module.initialize(self.config.initializer_range)
-        elif getattr(module, "mask_emb", None) is not None:
+        elif isinstance(module, RelPosStack) and module.mask_emb is not None:
             init.normal_(module.mask_emb, std=self.config.initializer_range)
         elif (gain := getattr(module, "init_gain", 1.0)) != 1.0:
             init.normal_(module.weight, std=self.config.initializer_range * gain)
@@ -194,12 +194,13 @@ class RelPosStack(RelPosPreTrainedModel):
         for index, layer in enumerate(self.layers):
             scheme = self.position_schemes[self.scheme_of_layer[index]]
             entered.append(hidden_states)
+            beside: tuple[Any, ...] = source
             if asking is not None:
-                source = (targets, {**asking, "prepared": asked[type(scheme)]})
+                beside = (targets, {**asking, "prepared": asked[type(scheme)]})
             hidden_states = layer(
                 hidden_states,
                 None if memory is None else memory.hidden[:, index],
-                *source,
+                *beside,
                 scheme=scheme,
                 positions=positions,
                 prepared=prepared[type(scheme)],

@@ -107,7 +107,10 @@ def query_positions(
 
     picked = {name: pick(getattr(positions, name)) for name in ("query", "in_document", "query_types")}
     queries = replace(positions, **picked, given_mask=given_mask, contiguous=False, gaps=None)
-    return replace(queries, query_valid=None, query_document=None, key_document=None), seen
+    queries = replace(queries, query_valid=None, query_document=None, key_document=None)
+    # The distances of all tokens are those of some of them too: so no tensor has to be read for its smallest and largest.
+    object.__setattr__(queries, "bounds", positions.bounds)
+    return queries, seen
 
 
 def _over_keys(hidden: torch.Tensor, positions: Positions) -> torch.Tensor:

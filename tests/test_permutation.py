@@ -203,6 +203,19 @@ def test_recomputed_layers_give_the_same_gradients(reentrant: bool) -> None:
     torch.testing.assert_close(*gradients, **CLOSE)
 
 
+@pytest.mark.parametrize("targets", [TARGETS, torch.arange(LENGTH).expand(BATCH, -1)], ids=["some", "all"])
+@torch.no_grad()
+def test_one_graph(targets: torch.Tensor) -> None:
+    """Both streams compile as a whole, with a memory: nothing is read back from the device."""
+    model = language_model(XLNET, mem_len=4, attn_implementation="sdpa")
+    memory = model(ids_of(seed=1)).memory
+    inputs = {"perm_mask": hidden_by(order_of()), "target_mapping": rows_of(targets), "memory": memory}
+    torch._dynamo.reset()
+    found = torch.compile(model, backend="aot_eager", fullgraph=True)(ids_of(), **inputs)
+    torch._dynamo.reset()
+    torch.testing.assert_close(found.logits, model(ids_of(), **inputs).logits, **CLOSE)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
