@@ -5,6 +5,7 @@ A scheme describes its score terms; here they become the `position_bias` that tr
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .positions import Positions
 from .scheme_base import PositionScheme
 from .scheme_base import ScoreTerms
 from .scheme_base import dense_bias
+from .scheme_base import every_distance
 
 MIN_PAIRS = 128 * 128
 """Query-key pairs from which blocks pay: below, one dense bias is as fast (measured, tests/benchmarks)."""
@@ -57,6 +59,14 @@ def eager_attention_forward(
     output = probabilities @ repeat_heads(value, groups)
     added = value_term(probabilities) if value_term is not None else None
     return (output if added is None else output + added).transpose(1, 2).contiguous(), probabilities
+
+
+def _value_term(terms: ScoreTerms | None, positions: Positions, probabilities: torch.Tensor) -> torch.Tensor | None:
+    """What the vectors of values add to the output, `(batch, heads, query, head_dim)`."""
+    if terms is None or terms.value_vectors is None:
+        return None
+    vectors: Any = every_distance(terms, positions).value_vectors
+    return positions.collect(probabilities) @ vectors.to(probabilities.dtype)
 
 
 def backend_mask(positions: Positions, implementation: str, batch: int, dtype: torch.dtype) -> torch.Tensor | None:
@@ -130,13 +140,11 @@ class RelPosAttention(nn.Module):
 
     def _goes_blockwise(self, terms: ScoreTerms, positions: Positions) -> bool:
         """Whether `sdpa` runs block by block: whenever it can, unless so few pairs are scored that one dense bias is faster."""
-        dropout = self.attention_dropout if self.training else 0.0
-        able = terms.dense is None and positions.is_toeplitz and not dropout and not torch.compiler.is_compiling()
+        able = positions.is_toeplitz and not torch.compiler.is_compiling()
         path, pairs = self.config.attention_path, positions.query.shape[1] * positions.key.shape[1]
         if path == "blockwise" and not able:
             raise ValueError(
-                "attention_path='blockwise' needs score terms per distance, no position_ids, no static cache, no attention "
-                "dropout and no torch.compile; use 'auto' or 'dense'"
+                "attention_path='blockwise' needs no position_ids, no static cache and no torch.compile; use 'auto' or 'dense'"
             )
         return able and (path == "blockwise" or (path == "auto" and pairs >= MIN_PAIRS and positions.query.shape[1] > 1))
 
@@ -156,11 +164,14 @@ class RelPosAttention(nn.Module):
         bias = None
         if terms is not None and implementation == "sdpa" and self._goes_blockwise(terms, positions):
             all_values = repeat_heads(value, self.num_key_value_groups)
-            return blockwise_attention(query, all_keys, all_values, terms, positions, scheme.scale()), None
+            dropout = self.attention_dropout if self.training else 0.0
+            return blockwise_attention(query, all_keys, all_values, terms, positions, scheme.scale(), dropout), None
         if terms is not None:
             bias = dense_bias(terms, positions, query, all_keys, scheme.scale())
             if terms.key_offset is not None:
                 query = query + terms.key_offset[:, None].to(query.dtype)
+            if terms.value_vectors is not None:  # no fused kernel gives the probabilities that meet them
+                implementation = "eager"
         if implementation == "flex_attention" and bias is not None:
             bias = bias.expand(query.shape[0], -1, -1, -1)
         return self._call_backend(
@@ -171,7 +182,7 @@ class RelPosAttention(nn.Module):
             positions,
             scaling=scheme.scale(),
             position_bias=bias,
-            value_term=lambda probabilities: scheme.value_term(probabilities, positions),
+            value_term=partial(_value_term, terms, positions),
         )
 
     def _call_backend(

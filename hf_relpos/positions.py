@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from .diagonals import collect
+
 
 def relative_shift(scores: torch.Tensor) -> torch.Tensor:
     """Slide row i of `scores` left by (rows - 1 - i): the relative shift of Transformer-XL (arXiv 1901.02860, appendix B).
@@ -153,13 +155,24 @@ class Positions:
         column = self._column.transpose(-1, -2)[:, None]
         return scores.gather(-1, column.expand(*scores.shape[:-1], -1)).transpose(-1, -2)
 
+    def collect(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Sum what stands at one distance: `(batch, heads, query, key)` to `(batch, heads, query, distances)`."""
+        low, high = self.bounds
+        if self.is_toeplitz:
+            return collect(probabilities.flip(-2)).flip(-2)[..., : high - low + 1]
+        sums = probabilities.new_zeros(*probabilities.shape[:-1], high - low + 1)
+        return sums.scatter_add(-1, self._column[:, None].expand_as(probabilities), probabilities)
+
+    @property
+    def hides_more(self) -> bool:
+        """Whether more than order and window limits what is seen."""
+        return any(part is not None for part in (self.given_mask, self.key_valid, self.key_document))
+
     @property
     def needs_mask(self) -> bool:
         """False when causality alone (or nothing) limits what is seen, so that fused kernels can do without a mask."""
         queries, keys = self.query.shape[1], self.key.shape[1]
-        if any(part is not None for part in (self.given_mask, self.key_valid, self.key_document)):
-            return True
-        if not isinstance(self.start, int) or self.start + queries != keys:
+        if self.hides_more or not isinstance(self.start, int) or self.start + queries != keys:
             return True
         outside_window = self.window is not None and self.window < keys
         return outside_window or (self.causal and queries not in (1, keys))
@@ -180,6 +193,8 @@ class Positions:
             query_valid=cut(self.query_valid, rows),
             query_document=cut(self.query_document, rows),
             key_document=cut(self.key_document, columns),
+            query_types=cut(self.query_types, rows),
+            token_types=cut(self.token_types, columns),
             gaps=cut(self.gaps, columns),
             given_mask=None if self.given_mask is None else self.given_mask[..., rows, columns],
         )
@@ -193,7 +208,7 @@ class Positions:
         """
         limits = [self.key_valid, None if self.query_document is None else self.query_document == 0]
         limits = [limit.all(1) for limit in limits if limit is not None]
-        if not limits or self.given_mask is not None:
+        if not limits or self.given_mask is not None or self.token_types is not None:
             return [(None, self)]
         plain = torch.stack(limits).all(0)
         unlimited = replace(self, key_valid=None, query_document=None, key_document=None)

@@ -6,7 +6,9 @@ do, a dense tensor. `attention.py` turns the description into numbers for whiche
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 from typing import ClassVar
 
@@ -72,23 +74,43 @@ class ScoreTerms:
     """What a scheme adds to the scores, in the cheapest shape that says it. All parts are optional and add up.
 
     The score of query q and key k at distance r is
-    `scale * ((q + key_offset) . k + (q + distance_offset) . query_vectors[r] + k . key_vectors[r]) + bias[r] + dense`.
+    `scale * ((q + key_offset) . k + (q + distance_offset) . query_vectors[r] + k . key_vectors[r]) + bias[r] + dense`,
+    and the value that it finds there is `v + value_vectors[r]`.
 
     Attributes:
         bias: `(heads, distances)` a number per head and distance, added to the scaled scores.
         query_vectors: `(heads|1, distances, head_dim)` a vector per distance that meets the query.
         key_vectors: `(heads|1, distances, head_dim)` a vector per distance that meets the key.
+        value_vectors: `(heads|1, distances, head_dim)` a vector per distance added to the value.
+        span: the first and last distance that the vectors stand for; those before and after share the first and last vector. None
+            when they stand for all distances.
         key_offset: `(heads, head_dim)` added to the query where it meets the keys: u of Transformer-XL.
         distance_offset: `(heads, head_dim)` added to the query where it meets the distances: v of Transformer-XL.
-        dense: `(batch|1, heads, query, key)` added to the scaled scores.
+        dense: for what no table says: a function of the positions, the queries and keys `(batch, heads, length, head_dim)`, and
+            `learned`, that gives `(batch|1, heads, query, key)`, added to the scaled scores. It is asked for some queries at a
+            time, with all keys that they see.
+        learned: the parameters that `dense` reads, so that blocks can be computed anew in the backward pass.
     """
 
     bias: torch.Tensor | None = None
     query_vectors: torch.Tensor | None = None
     key_vectors: torch.Tensor | None = None
+    value_vectors: torch.Tensor | None = None
+    span: tuple[int, int] | None = None
     key_offset: torch.Tensor | None = None
     distance_offset: torch.Tensor | None = None
-    dense: torch.Tensor | None = None
+    dense: Callable[..., torch.Tensor] | None = None
+    learned: tuple[torch.Tensor, ...] = ()
+
+
+def every_distance(terms: ScoreTerms, positions: Positions) -> ScoreTerms:
+    """The same terms with a vector for each of `positions.distances`."""
+    if terms.span is None:
+        return terms
+    low, high = terms.span
+    entry = positions.distances.clamp(low, high) - low
+    names = [name for name in ("query_vectors", "key_vectors", "value_vectors") if getattr(terms, name) is not None]
+    return replace(terms, span=None, **{name: getattr(terms, name).index_select(1, entry) for name in names})
 
 
 def dense_bias(
@@ -106,7 +128,7 @@ def dense_bias(
     Returns:
         `(batch|1, heads, query, key)` in the dtype of the query, or None when nothing is added.
     """
-    parts: list[torch.Tensor] = []
+    terms, parts = every_distance(terms, positions), []
     if terms.bias is not None:
         parts.append(positions.spread(terms.bias))
     if terms.query_vectors is not None:
@@ -116,7 +138,7 @@ def dense_bias(
     if terms.key_vectors is not None:
         parts.append(positions.gather_keys((key * scale) @ terms.key_vectors.to(key.dtype).transpose(-1, -2)))
     if terms.dense is not None:
-        parts.append(terms.dense)
+        parts.append(terms.dense(positions, query, key, *terms.learned))
     return sum(parts[1:], parts[0]).to(query.dtype) if parts else None
 
 
@@ -176,7 +198,7 @@ class PositionScheme(nn.Module):
 
     @classmethod
     def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:
-        """The reason why the scheme needs attention probabilities, which fused kernels do not give; None if it does not."""
+        """The reason why the scheme needs attention probabilities, which FlexAttention does not give; None if it does not."""
         return None
 
     def initialize(self, std: float) -> None:
@@ -216,10 +238,6 @@ class PositionScheme(nn.Module):
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms | None:
         """What is added to the scores of `query` and all keys, cached ones included."""
-        return None
-
-    def value_term(self, probabilities: torch.Tensor, positions: Positions) -> torch.Tensor | None:
-        """What is added to the attention output, from `(batch, heads, query, key)` probabilities after dropout."""
         return None
 
 

@@ -80,7 +80,7 @@ def facts(name: str) -> dict[str, Any]:
     return {
         "acts on": acts,
         **{use: "no" if use in kind.refuses else "yes" for use in USES},
-        "backends": "eager" if needs else "all",
+        "backends": "eager, sdpa" if needs else "all",
         "parameters": size,
         "source": kind.source,
     }
@@ -101,7 +101,7 @@ def page(name: str) -> str:
     needs = kind.needs_probabilities(kind.complete({}))
     lines.append(f"- beside another scheme: {_beside(name)}")
     lines.append("- cross-attention: none is added there")
-    lines.append(f"- backends: {f'`eager` only by default: {needs}' if needs else 'all'}")
+    lines.append(f"- backends: {f'`eager` and `sdpa`; not `flex_attention`: {needs}' if needs else 'all'}")
     lines += ["", "## What it costs", ""]
     owner = "the model" if kind.acts_on_embeddings else "each layer, or once for the model with `share_positions: model`"
     lines.append(f"{known['parameters']:,} parameters for {owner} (4 heads of 16, default parameters).")

@@ -178,20 +178,26 @@ class Kerple(PositionScheme):
             exponent = name.endswith("p") and self.kernel == "power"
             init.copy_(learned, share.logit() if exponent else positive.expm1().log())
 
-    def _kernel(self, name: str, positions: Positions) -> torch.Tensor:
-        """The kernel, at most 0, `(heads, distances)`."""
-        a, p = (getattr(self, f"{name}_{letter}").to(positions.dtype)[:, None] for letter in "ap")
+    def _kernel(self, a: torch.Tensor, p: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """The kernel, at most 0, `(heads, distances)`, from what is learned, `(heads,)` each."""
+        a, p = (learned.to(positions.dtype)[:, None] for learned in (a, p))
         distance = positions.distances.abs().to(positions.dtype)
         if self.kernel == "log":
             return -softplus(p) * torch.log1p(softplus(a) * distance)
         return -softplus(a) * distance ** (2 * p.sigmoid())
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        bias = self._kernel("bias", positions) if self.acts_as != "weight" else None
+        bias = self._kernel(self.bias_a, self.bias_p, positions) if self.acts_as != "weight" else None
         if self.acts_as == "bias":
             return ScoreTerms(bias=bias)
-        scores = (query * self.scale()) @ key.transpose(-1, -2)
-        return ScoreTerms(bias=bias, dense=scores * positions.spread(self._kernel("weight", positions).expm1()))
+        return ScoreTerms(bias=bias, dense=self._weighed, learned=(self.weight_a, self.weight_p))
+
+    def _weighed(
+        self, positions: Positions, query: torch.Tensor, key: torch.Tensor, a: torch.Tensor, p: torch.Tensor
+    ) -> torch.Tensor:
+        """What the kernel as a weight changes the scores by: q . k (exp(kernel) - 1)."""
+        weight = positions.spread(self._kernel(a, p, positions).expm1())
+        return (query * self.scale()) @ key.transpose(-1, -2) * weight.to(query.dtype)
 
 
 class Sandwich(PositionScheme):
@@ -250,19 +256,41 @@ class Fire(PositionScheme):
         for weight, inputs in ((self.hidden_weight, 1), (self.hidden_bias, 1), (self.output_weight, self.width)):
             init.uniform_(weight, -(inputs**-0.5), inputs**-0.5)
 
-    def _bias(self, back: torch.Tensor, furthest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """f of distances `(batch|1, query|1, key)`: `(batch|1, heads, query|1, key)`."""
-        slope = self.slope.to(dtype)
-        share = torch.log1p((slope * back).abs()) / (torch.log1p((slope * furthest).abs()) + 1e-6)
-        hidden = torch.relu(share[..., None] * self.hidden_weight + self.hidden_bias)
-        return (hidden @ self.output_weight.to(dtype).T).movedim(-1, -3)
+    def _network(self, share: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """f of numbers from 0 to 1, `(batch, 1, ...)` to `(batch, heads, ...)`.
+
+        Of most units the sign stays the same between 0 and 1: together they are one line, and only the others cost anything.
+        """
+        at_one = weight + bias
+        bends, positive = bias * at_one < 0, torch.maximum(bias, at_one) > 0
+        slope, offset = (output @ (part * (positive & ~bends)) for part in (weight, bias))
+        shape = (-1, *(1,) * (share.dim() - 2))
+        line = torch.addcmul(offset.view(shape), slope.view(shape), share)
+        if not torch.compiler.is_compiling():
+            weight, bias, output = weight[bends], bias[bends], output[:, bends]
+        else:
+            output = output * bends
+        hidden = torch.relu(torch.addcmul(bias.view(shape), weight.view(shape), share))
+        return line + (output @ hidden.flatten(2)).view_as(line)
+
+    def _shares(self, back: torch.Tensor, furthest: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+        """psi(distance) / psi(furthest distance)."""
+        return torch.log1p((slope * back).abs()) / (torch.log1p((slope * furthest).abs()) + 1e-6)
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        threshold = (self.threshold_factor.to(positions.dtype) * self.threshold).abs()
+        learned = (self.slope, self.threshold_factor, self.hidden_weight, self.hidden_bias, self.output_weight)
+        slope, factor, *network = (parameter.to(positions.dtype) for parameter in learned)
+        threshold = (factor * self.threshold).abs()
         if not torch.compiler.is_compiling() and -positions.bounds[0] <= float(threshold.detach()):
             # No query looks back beyond L: then all divide by psi(L), and one number per distance says it all.
-            bias = self._bias(-positions.distances[None].to(positions.dtype), threshold, positions.dtype)
-            return ScoreTerms(bias=bias[:, 0])
+            shares = self._shares(-positions.distances.to(positions.dtype), threshold, slope)
+            return ScoreTerms(bias=self._network(shares[None, None], *network)[0])
+        return ScoreTerms(dense=self._pairs, learned=learned)
+
+    def _pairs(self, positions: Positions, query: torch.Tensor, key: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
+        """The bias of every pair, `(batch|1, heads, query, key)`."""
+        slope, factor, *network = (parameter.to(positions.dtype) for parameter in learned)
         back = -positions.distance.to(positions.dtype)
         furthest = back.masked_fill(~positions.visible[:, 0], 0.0).amax(-1, keepdim=True)
-        return ScoreTerms(dense=self._bias(back, torch.maximum(furthest, threshold), positions.dtype))
+        threshold = (factor * self.threshold).abs()
+        return self._network(self._shares(back, torch.maximum(furthest, threshold), slope)[:, None], *network)

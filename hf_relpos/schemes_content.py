@@ -37,9 +37,13 @@ class CoPE(PositionScheme):
         init.zeros_(self.table)
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+        return ScoreTerms(dense=self._places, learned=(self.table,))
+
+    def _places(self, positions: Positions, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """q_i . e[p_ij], mixed between two whole positions, `(batch, heads, query, key)`."""
         scores = ((query * self.scale()) @ key.transpose(-1, -2)).to(positions.dtype)
         gates = scores.sigmoid().masked_fill(~positions.visible, 0.0)
         place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.positions - 1)
-        whole = query @ self.table.to(query.dtype).T * (self.scale() if self.divide else 1.0)
+        whole = query @ table.to(query.dtype).T * (self.scale() if self.divide else 1.0)
         below, above = (whole.gather(-1, bound.long()) for bound in (place.floor(), place.ceil()))
-        return ScoreTerms(dense=below + (place - place.floor()) * (above - below))
+        return below + (place - place.floor()) * (above - below)

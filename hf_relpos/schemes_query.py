@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import dropout
+from torch.nn.functional import pad
 from transformers import initialization as init
 
 from .positions import Positions
@@ -55,37 +56,24 @@ class Shaw(PositionScheme):
         for table in self.parameters():
             init.xavier_uniform_(table)
 
-    def _clip(self, distance: torch.Tensor) -> torch.Tensor:
-        """Row of each distance in a table."""
-        return distance.clamp(-self.max_distance, 0 if self.causal else self.max_distance) + self.max_distance
-
-    def _cut(self, states: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
-        """States `(distances, head_dim)` or `(batch, heads, query, key)`, zero where a distance has no vector."""
-        if self.outside == "clamp":
-            return states
-        return states.masked_fill((distance.abs() > self.max_distance)[:, None], 0.0)
-
     def _vectors(self, name: str, positions: Positions) -> torch.Tensor:
-        """The table of the keys or of the values, `(entries, head_dim)`."""
+        """The vectors of the keys or of the values, `(1, entries, head_dim)`, with zeros around them for `outside`."""
         if self.table == "learned":
-            return getattr(self, name, self.key_table)
-        low, high = -self.max_distance, 0 if self.causal else self.max_distance
-        distances = torch.arange(low, high + 1, device=positions.query.device)
-        return sinusoid(distances, self.head_dim, positions.dtype, interleaved=True)
+            vectors = getattr(self, name, self.key_table)
+        else:
+            distances = torch.arange(-self.max_distance, 1 + (0 if self.causal else self.max_distance))
+            vectors = sinusoid(distances.to(positions.query.device), self.head_dim, positions.dtype, interleaved=True)
+        return (vectors if self.outside == "clamp" else pad(vectors, (0, 0, 1, 1)))[None]
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        distances = positions.distances
-        rows = self._vectors("key_table", positions).index_select(0, self._clip(distances))
-        vectors = self._cut(rows, distances)[None]
-        return ScoreTerms(query_vectors=vectors, key_vectors=vectors if self.meets == "both" else None)
-
-    def value_term(self, probabilities: torch.Tensor, positions: Positions) -> torch.Tensor | None:
-        if not self.values:
-            return None
-        table = self._vectors("value_table", positions).to(probabilities.dtype)
-        entry = self._clip(positions.distance)[:, None].expand_as(probabilities)
-        weight = probabilities.new_zeros(*probabilities.shape[:-1], table.shape[0])
-        return weight.scatter_add(-1, entry, self._cut(probabilities, positions.distance)) @ table
+        vectors = self._vectors("key_table", positions)
+        low = -self.max_distance - (self.outside == "zero")
+        return ScoreTerms(
+            query_vectors=vectors,
+            key_vectors=vectors if self.meets == "both" else None,
+            value_vectors=self._vectors("value_table", positions) if self.values else None,
+            span=(low, low + vectors.shape[1] - 1),
+        )
 
 
 class TransformerXL(PositionScheme):
@@ -162,12 +150,17 @@ class XLNet(TransformerXL):
 
     def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
         terms = super().score_terms(positions, prepared, query, key)
-        asking, asked = positions.query_types, positions.token_types
-        if asking is None or asked is None or not self.has_segments:
+        if positions.token_types is None or not self.has_segments:
             return terms
-        met = (query + self.segment_offset[:, None]) * self.scale() @ self.segment_table.permute(1, 2, 0)
-        same = (asking[:, :, None] == asked[:, None, :])[:, None]
-        return replace(terms, dense=torch.where(same, met[..., :1], met[..., 1:]))
+        return replace(terms, dense=self._segment_term, learned=(self.segment_table, self.segment_offset))
+
+    def _segment_term(
+        self, positions: Positions, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor, offset: torch.Tensor
+    ) -> torch.Tensor:
+        met = (query + offset[:, None].to(query.dtype)) * self.scale() @ table.permute(1, 2, 0).to(query.dtype)
+        asking: Any = positions.query_types
+        asked: Any = positions.token_types
+        return torch.where((asking[:, :, None] == asked[:, None, :])[:, None], met[..., :1], met[..., 1:])
 
 
 class Music(PositionScheme):
@@ -193,7 +186,4 @@ class Music(PositionScheme):
         init.normal_(self.table, std=self.head_dim**-0.5)
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        row = positions.distances + self.max_distance - 1  # the last row is distance 0
-        known = (row >= 0) & (row < self.max_distance)
-        vectors = self.table.index_select(1, row.clamp(0, self.max_distance - 1))
-        return ScoreTerms(query_vectors=vectors.masked_fill(~known[:, None], 0.0))
+        return ScoreTerms(query_vectors=pad(self.table, (0, 0, 1, 0)), span=(-self.max_distance, 0))

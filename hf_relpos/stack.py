@@ -57,29 +57,11 @@ class RelPosPreTrainedModel(PreTrainedModel):
         elif (gain := getattr(module, "init_gain", 1.0)) != 1.0:
             init.normal_(module.weight, std=self.config.initializer_range * gain)
 
-    def _eager_reason(self) -> str | None:
-        reasons = map(probabilities_reason, self.config.stacks())
-        return next(filter(None, reasons), None)
-
-    def _refuse_fused(self, implementation: str) -> None:
-        reason = self._eager_reason()
-        if reason is not None:
-            raise ValueError(f"attn_implementation={implementation!r} cannot do this scheme: {reason}; use 'eager'")
-
-    def _sdpa_can_dispatch(self, is_init_check: bool = False) -> bool:
-        self._refuse_fused("sdpa")
-        return super()._sdpa_can_dispatch(is_init_check)
-
     def _flex_attn_can_dispatch(self, is_init_check: bool = False) -> bool:
-        self._refuse_fused("flex_attention")
+        reason = next(filter(None, map(probabilities_reason, self.config.stacks())), None)
+        if reason is not None:
+            raise ValueError(f"attn_implementation='flex_attention' cannot do this scheme: {reason}; use 'sdpa' or 'eager'")
         return super()._flex_attn_can_dispatch(is_init_check)
-
-    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """As in transformers; when nothing was asked for and the default cannot do the scheme, the fallback is logged."""
-        chosen = super().get_correct_attn_implementation(requested_attention, is_init_check)
-        if requested_attention is None and chosen == "eager":
-            logger.warning_once(f"attn_implementation falls back to 'eager': {self._eager_reason()}")
-        return chosen
 
     def _token_loss(self, logits: torch.Tensor, labels: torch.Tensor, shifted: bool, kwargs: dict[str, Any]) -> torch.Tensor:
         """Mean loss of the targets that are not -100, or their sum over `num_items_in_batch`; 0 when there is no target."""

@@ -10,8 +10,6 @@ from matrix import cases
 from matrix import expected
 from matrix import ids_of
 
-from hf_relpos.schemes import scheme_class
-
 FAR = 3000
 """A position at which bfloat16 and float16 cannot tell neighbours apart."""
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
@@ -22,11 +20,6 @@ def error(states: torch.Tensor, exact: torch.Tensor) -> float:
     return (states.double() - exact).square().mean().sqrt().item()
 
 
-def backends(case: Case) -> list[str]:
-    kind = scheme_class(case.scheme)
-    return ["eager", "sdpa"] if kind.needs_probabilities(kind.complete(case.parameters)) is None else ["eager"]
-
-
 @HALF
 @pytest.mark.parametrize("case", cases(variants=True))
 @torch.no_grad()
@@ -34,7 +27,7 @@ def test_error_in_half_precision(case: Case, dtype: torch.dtype) -> None:
     """At the first positions, and where the position is so large that half precision cannot hold it."""
     for first in (0,) if case.scheme == "learned_absolute" else (0, FAR):
         position = torch.arange(first, first + LENGTH)[None]
-        for implementation in backends(case):
+        for implementation in ("eager", "sdpa"):
             model, ids = case.model(dtype=dtype, attn_implementation=implementation), ids_of()
             weights = {name: weight.double() for name, weight in model.named_parameters()}
             exact = expected(model, ids, weights=weights, position=position)

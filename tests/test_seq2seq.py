@@ -20,7 +20,7 @@ from transformers import StaticCache
 from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderModel
 from hf_relpos import attention
-from hf_relpos import blockwise
+from hf_relpos import attention_blocks
 from hf_relpos.attention import RelPosCrossAttention
 from hf_relpos.position_builder import source_positions
 from hf_relpos.schemes import probabilities_reason
@@ -167,6 +167,10 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
+def needs_probabilities(pair: Pair) -> bool:
+    return any(probabilities_reason(stack) is not None for stack in pair.config().stacks())
+
+
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention"])
@@ -190,20 +194,12 @@ def test_cross_attention_by_hand(implementation: str, scaling: float) -> None:
     torch.testing.assert_close(found, layer.o_proj(wanted.flatten(2)), **EXACT)
 
 
-def needs_eager(pair: Pair) -> bool:
-    return any(probabilities_reason(stack) is not None for stack in pair.config().stacks())
-
-
-FUSED = [given for given in pairs() if not needs_eager(given.values[0])]
-
-
 @pytest.mark.parametrize("path", ["dense", "blockwise"])
-@pytest.mark.parametrize("pair", FUSED)
+@pytest.mark.parametrize("pair", pairs())
 def test_sdpa(pair: Pair, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hidden states and every gradient, with norms before and after; blockwise wherever it can."""
     if path == "blockwise":
-        cut = blockwise.blocks
-        monkeypatch.setattr(blockwise, "blocks", lambda positions: cut(positions, 4))
+        monkeypatch.setattr(attention_blocks, "BLOCK", 4)
         monkeypatch.setattr(attention, "MIN_PAIRS", 0)
     fields = {"attention_path": "dense" if path == "dense" else "auto"}
     for position in ("pre", "post"):
@@ -217,7 +213,7 @@ def test_sdpa(pair: Pair, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("pair", FUSED)
+@pytest.mark.parametrize("pair", [given for given in pairs() if not needs_probabilities(given.values[0])])
 @torch.no_grad()
 def test_flex_attention(pair: Pair) -> None:
     given = inputs(padding=3)
