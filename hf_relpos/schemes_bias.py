@@ -257,12 +257,12 @@ class Fire(PositionScheme):
             init.uniform_(weight, -(inputs**-0.5), inputs**-0.5)
 
     def _network(self, share: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """f of numbers from 0 to 1, `(batch, 1, ...)` to `(batch, heads, ...)`.
+        """f of numbers that are not negative, `(batch, 1, ...)` to `(batch, heads, ...)`.
 
-        Of most units the sign stays the same between 0 and 1: together they are one line, and only the others cost anything.
+        Of most units the sign is the same for all numbers: together they are one line, and only the others cost anything.
         """
-        at_one = weight + bias
-        bends, positive = bias * at_one < 0, torch.maximum(bias, at_one) > 0
+        at_most = weight * share.detach().amax() + bias
+        bends, positive = bias * at_most < 0, torch.maximum(bias, at_most) > 0
         slope, offset = (output @ (part * (positive & ~bends)) for part in (weight, bias))
         shape = (-1, *(1,) * (share.dim() - 2))
         line = torch.addcmul(offset.view(shape), slope.view(shape), share)

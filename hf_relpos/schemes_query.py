@@ -186,4 +186,4 @@ class Music(PositionScheme):
         init.normal_(self.table, std=self.head_dim**-0.5)
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        return ScoreTerms(query_vectors=pad(self.table, (0, 0, 1, 0)), span=(-self.max_distance, 0))
+        return ScoreTerms(query_vectors=pad(self.table, (0, 0, 1, 1)), span=(-self.max_distance, 1))

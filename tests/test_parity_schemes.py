@@ -88,7 +88,8 @@ def test_cope_is_that_of_x_transformers(count: int) -> None:
     scores = (query @ key.mT / 8**0.5).masked_fill(hidden, -torch.finfo(torch.float64).max)
     wanted = theirs(query, scores).masked_fill(hidden, 0.0)
     with torch.nn.utils.stateless._reparametrize_module(scheme, {"table": theirs.pos_emb}):
-        found = scheme.score_terms(positions, None, query, key).dense.masked_fill(hidden, 0.0)
+        terms = scheme.score_terms(positions, None, query, key)
+        found = terms.dense(positions, query, key, *terms.learned).masked_fill(hidden, 0.0)
     torch.testing.assert_close(found, wanted)
     direction = torch.randn_like(found)
     gradients = [torch.autograd.grad((term * direction).sum(), [theirs.pos_emb, query, key]) for term in (found, wanted)]

@@ -228,9 +228,9 @@ def test_backend_is_set_for_both_stacks() -> None:
     model.set_attn_implementation("eager")
     assert {stack.config._attn_implementation for stack in stacks} == {"eager"}
     shaw = Pair("shaw", "rope")
-    assert shaw.model(attn_implementation=None).config._attn_implementation == "eager"
-    with pytest.raises(ValueError, match="'sdpa' cannot do this scheme: shaw adds vectors to the values"):
-        shaw.model(attn_implementation="sdpa")
+    assert shaw.model(attn_implementation=None).config._attn_implementation == "sdpa"
+    with pytest.raises(ValueError, match="'flex_attention' cannot do this scheme: shaw adds vectors to the values"):
+        shaw.model(attn_implementation="flex_attention")
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
