@@ -147,6 +147,8 @@ class _Gradients:
             *self.learned_sums,
         ]
         asked = [(total, leaf) for total, leaf in zip(totals, leaves, strict=True) if total is not None]
+        if not asked:
+            return
         inward = slope.sum_to_size(dense.shape).to(dense.dtype)
         found = torch.autograd.grad(dense, [leaf for _, leaf in asked], inward, allow_unused=True)
         for (total, _), gradient in zip(asked, found, strict=True):

@@ -37,6 +37,7 @@ def _attend(parts: Parts, plan: Plan, block: Block, scores: torch.Tensor) -> tup
         )
     whole = whole_scores(parts, plan, scores)
     lse = whole.logsumexp(-1)
+    lse = lse.masked_fill(lse == float("-inf"), 0.0)  # a caller's mask may show a query nothing: it finds 0, as in the kernel
     weights = whole.sub_(lse[..., None]).exp_()
     factor = kept(plan, block, weights)
     weights = (weights if factor is None else weights.mul_(factor)).to(parts.value.dtype)
@@ -138,7 +139,7 @@ def _attend_rows(
     low, high = terms.span or positions.bounds
     near = low - positions.bounds[0]
     # Without far distances, hidden ones get vectors too: then the products of a block are whole, and need not be copied.
-    room = min(distances, high - low + BLOCK) if near <= 0 and positions.causal else 0
+    room = min(distances, high - low + BLOCK) if near <= 0 <= high and positions.causal else 0
 
     def table(vectors: torch.Tensor | None) -> torch.Tensor | None:
         return None if vectors is None else _padded(vectors.to(query.dtype), room)

@@ -210,7 +210,7 @@ class Positions:
         limits = [limit.all(1) for limit in limits if limit is not None]
         if not limits or self.given_mask is not None or self.token_types is not None:
             return [(None, self)]
-        plain = torch.stack(limits).all(0)
+        plain = torch.stack(torch.broadcast_tensors(*limits)).all(0)
         unlimited = replace(self, key_valid=None, query_document=None, key_document=None)
         if bool(plain.all()):
             return [(None, unlimited)]
@@ -219,7 +219,7 @@ class Positions:
         special = (~plain).nonzero()[:, 0]
 
         def pick(part: torch.Tensor | None) -> torch.Tensor | None:
-            return None if part is None else part[special]
+            return None if part is None else part.expand(len(plain), -1)[special]
 
         limited = {name: pick(getattr(self, name)) for name in ("key_valid", "query_document", "key_document")}
         return [(plain.nonzero()[:, 0], unlimited), (special, replace(self, **limited))]

@@ -1,0 +1,108 @@
+"""Attention with score terms pair by pair, and random terms: what attention in blocks is compared with."""
+
+from typing import Any
+
+import torch
+
+from hf_relpos.position_builder import build_positions
+from hf_relpos.positions import Positions
+from hf_relpos.scheme_base import ScoreTerms
+
+HEADS, SIZE = 4, 3
+SCALE = 0.7
+TABLES = ("bias", "query_vectors", "key_vectors", "value_vectors", "key_offset", "distance_offset")
+
+
+def plain_attention(
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    terms: ScoreTerms,
+    positions: Positions,
+    factor: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The formula of `ScoreTerms` on all pairs, `(batch, query, heads, head_dim)`.
+
+    Args:
+        states: queries, keys and values, `(batch, heads, length, head_dim)`.
+        terms: what is added.
+        positions: who sees whom.
+        factor: `(batch, heads, query, key)` what dropout multiplies the probabilities by.
+    """
+    query, key, value = states
+    low, high = positions.bounds
+    distance = positions.distance[0]
+    first, last = terms.span or (low, high)
+
+    def of_pairs(vectors: torch.Tensor) -> torch.Tensor:
+        return vectors.expand(query.shape[1], -1, -1)[:, distance.clamp(first, last) - first]
+
+    content = query if terms.key_offset is None else query + terms.key_offset[:, None]
+    scores = SCALE * content @ key.transpose(-1, -2)
+    if terms.query_vectors is not None:
+        asking = query if terms.distance_offset is None else query + terms.distance_offset[:, None]
+        scores = scores + SCALE * torch.einsum("bhqd,hqkd->bhqk", asking, of_pairs(terms.query_vectors))
+    if terms.key_vectors is not None:
+        scores = scores + SCALE * torch.einsum("bhkd,hqkd->bhqk", key, of_pairs(terms.key_vectors))
+    if terms.bias is not None:
+        scores = scores + terms.bias[:, distance.clamp(low, high) - low]
+    if terms.dense is not None:
+        scores = scores + terms.dense(positions, query, key, *terms.learned)
+    weights = scores.masked_fill(~positions.visible, float("-inf")).softmax(-1)
+    weights = weights if factor is None else weights * factor
+    output = weights @ value
+    if terms.value_vectors is not None:
+        output = output + torch.einsum("bhqk,hqkd->bhqd", weights, of_pairs(terms.value_vectors))
+    return output.transpose(1, 2)
+
+
+def of_both(positions: Positions, query: torch.Tensor, key: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
+    """A dense term of what the tokens say, where they stand and what is learned."""
+    slope, mixed = learned
+    return (query @ mixed @ key.transpose(-1, -2)).tanh() + slope[:, None, None] * (positions.distance[:, None] * 0.3).sin()
+
+
+def of_places(positions: Positions, query: torch.Tensor, key: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
+    """A dense term of places alone: one for the whole batch, and the second of what is learned is not used."""
+    return learned[0][:, None, None] * (positions.distance[:, None] * 0.3).cos()
+
+
+DENSE = {"of both": of_both, "of places": of_places}
+
+
+def random_terms(positions: Positions, names: set[str], span: tuple[int, int] | None, shared: bool, dense: str) -> ScoreTerms:
+    """Terms of the given names, all learned.
+
+    Args:
+        positions: for how many distances.
+        names: which of `TABLES`.
+        span: the distances that vectors stand for, or None for all.
+        shared: whether all heads share vectors.
+        dense: which of `DENSE`, or "" for none.
+    """
+    distances = len(positions.distances)
+    vectors = (1 if shared else HEADS, distances if span is None else span[1] - span[0] + 1, SIZE)
+    shapes = dict.fromkeys(TABLES, vectors) | {"bias": (HEADS, distances)}
+    shapes |= dict.fromkeys(("key_offset", "distance_offset"), (HEADS, SIZE))
+    parts: dict[str, Any] = {name: learned(shape) for name, shape in shapes.items() if name in names}
+    if dense:
+        parts |= {"dense": DENSE[dense], "learned": (learned((HEADS,)), learned((SIZE, SIZE)))}
+    return ScoreTerms(**parts, span=span)
+
+
+def learned(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def leaves_of(terms: ScoreTerms) -> list[torch.Tensor]:
+    """All tensors of the terms."""
+    return [part for name in TABLES if (part := getattr(terms, name)) is not None] + list(terms.learned)
+
+
+def positions_of(batch: int, length: int, memory: int = 0, **options: Any) -> Positions:
+    """Positions as a model builds them."""
+    return build_positions((batch, length), torch.empty(0, dtype=torch.float64), memory_slots=memory, **options)
+
+
+def random_states(positions: Positions, batch: int, groups: int = 1) -> list[torch.Tensor]:
+    """Queries, keys and values; keys and values for every `groups` heads one."""
+    queries, keys = positions.query.shape[1], positions.key.shape[1]
+    return [learned((batch, HEADS, queries, SIZE)), *(learned((batch, HEADS // groups, keys, SIZE)) for _ in range(2))]
