@@ -1,6 +1,7 @@
 """The backward pass of blockwise attention: each block's probabilities once more, and where their gradients go."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -57,10 +58,11 @@ class _Gradients:
     ) -> None:
         self.plan = plan
         self.output, self.lse, self.grad = results
-        self.parts, self.learned = Parts(*tensors[:FIELDS]), tensors[FIELDS:]  # pyright: ignore
+        given: Any = tensors
+        self.parts, self.learned = Parts(*given[:FIELDS]), given[FIELDS:]
         pairs = zip(tensors, wanted, strict=True)
-        sums = [torch.zeros_like(t, dtype=self.lse.dtype) if t is not None and w else None for t, w in pairs]
-        self.sums, self.learned_sums = Parts(*sums[:FIELDS]), sums[FIELDS:]  # pyright: ignore
+        sums: Any = [torch.zeros_like(t, dtype=self.lse.dtype) if t is not None and w else None for t, w in pairs]
+        self.sums, self.learned_sums = Parts(*sums[:FIELDS]), sums[FIELDS:]
         self.delta = (self.grad * self.output).sum(-1, dtype=self.lse.dtype)[..., None]
 
     @property
@@ -114,9 +116,9 @@ class _Gradients:
         used = used.to(outward.dtype)
         if self.sums.value is not None:
             self.sums.value[:, :, block.columns] += used.transpose(-1, -2) @ outward
-        if self.sums.value_vectors is not None:
-            first, vectors = block.distances.start - self.plan.near, self.parts.value_vectors
-            product_gradients(collect(used), outward, vectors, first, self.sums.value_vectors)
+        if self.sums.value_vectors is not None and part.value_vectors is not None:
+            first = block.distances.start - self.plan.near
+            product_gradients(collect(used), outward, part.value_vectors, first, self.sums.value_vectors)
         return slope.sub_(self.delta[:, :, rows]).mul_(weights)
 
     def _add_products(self, part: Parts, block: Block, slope: torch.Tensor) -> None:

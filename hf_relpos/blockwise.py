@@ -113,11 +113,14 @@ def blockwise_attention(
     groups = positions.row_groups
     if groups[0][0] is None:
         return _attend_rows(query, key, value, terms, groups[0][1], scale, dropout)
+    split = [(rows, group) for rows, group in groups if rows is not None]
     outputs = [
-        _attend_rows(*(part.index_select(0, rows) for part in (query, key, value)), terms, group, scale, dropout)
-        for rows, group in groups
+        _attend_rows(
+            query.index_select(0, rows), key.index_select(0, rows), value.index_select(0, rows), terms, group, scale, dropout
+        )
+        for rows, group in split
     ]
-    order = torch.cat([rows for rows, _ in groups if rows is not None]).argsort()
+    order = torch.cat([rows for rows, _ in split]).argsort()
     return torch.cat(outputs).index_select(0, order)
 
 

@@ -68,7 +68,7 @@ def remember_numbers(cache: Cache | EncoderDecoderCache | None, positions: Posit
     first = own.layers[0]
     slots = getattr(first, "max_cache_len", None)
     sizes = {"max_cache_len": slots, "sliding_window": getattr(first, "sliding_window", slots)}
-    layer = type(first)(**sizes) if type(first) in _KINDS else DynamicLayer()
+    layer: Any = type(first)(**sizes) if type(first) in _KINDS else DynamicLayer()
     if getattr(first, "record_past", False):
         layer.activate_past_recording()
     tokens = int(positions.start) + positions.query.shape[1]

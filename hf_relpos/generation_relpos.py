@@ -46,7 +46,9 @@ class MemoryGenerationMixin(GenerationMixin):
 
     def _validate_generated_length(self, generation_config: Any, input_ids_length: int, has_default_max_length: bool) -> None:
         """Refuse, before a token is generated, a length that learned positions cannot reach."""
-        super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)
+        # The library types `self` as a finished model, which a mixin is not.
+        check: Any = super()._validate_generated_length  # pyright: ignore[reportAttributeAccessIssue]
+        check(generation_config, input_ids_length, has_default_max_length)
         bounds = [scheme.bound for scheme in self.model.position_schemes if hasattr(scheme, "bound")]
         if bounds and not has_default_max_length and generation_config.max_length - 1 > min(bounds):
             raise ValueError(

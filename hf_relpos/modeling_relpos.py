@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
+from typing import cast
 
 import torch
 from torch import nn
@@ -189,7 +190,7 @@ class RelPosDecoderModel(RelPosStack):
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
         force_eager = self._wants_attentions(kwargs)
         if isinstance(attention_mask, dict):
-            attention_mask = attention_mask[self.config.layer_types[0]]
+            attention_mask = attention_mask[cast(list[str], self.config.layer_types)[0]]
         embeds = self._embed_ids(input_ids, inputs_embeds)
         batch, sequence = embeds.shape[:2]
         if use_cache is None and cache is None and reset_mask is not None:
@@ -200,7 +201,7 @@ class RelPosDecoderModel(RelPosStack):
             (batch, sequence),
             embeds,
             causal=True,
-            window=self.config.sliding_window,
+            window=cast(int | None, self.config.sliding_window),
             attention_mask=attention_mask,
             position_ids=number_all_keys(cache, position_ids, (batch, sequence), len(self.layers)),
             reset_mask=reset_mask,
@@ -313,7 +314,8 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
         if self.head_projection is not None:
             hidden_states = self.head_projection(hidden_states)
         targets = kwargs.get("shift_labels")
-        if labels is None and targets is None:
+        labels = targets if labels is None else labels  # without labels, the loss reads shift_labels alone
+        if labels is None:
             return None, self.lm_head(hidden_states)
         if self.training and isinstance(self.lm_head, AdaptiveHead):
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100) if targets is None else targets
@@ -448,7 +450,7 @@ class _Classifier(RelPosPreTrainedModel):
         self.model = self.model_class(config)
         rate = config.hidden_dropout if config.classifier_dropout is None else config.classifier_dropout
         self.classifier_dropout = nn.Dropout(rate)
-        self.classifier = nn.Linear(config.hidden_size, self.outputs_per_token or config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.outputs_per_token or cast(int, config.num_labels))
         self.post_init()
 
     def _classify(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -572,7 +574,7 @@ class RelPosEncoderForMultipleChoice(RelPosEncoderForSequenceClassification):
         choices = next(value.shape[1] for value in tensors.values() if isinstance(value, torch.Tensor) and value.dim() > 2)
         flat = {name: value.flatten(0, 1) if isinstance(value, torch.Tensor) else value for name, value in tensors.items()}
         outputs = super().forward(**flat, return_dict=True)
-        logits = outputs.logits.view(-1, choices)
+        logits = cast(torch.Tensor, outputs.logits).view(-1, choices)
         loss = nn.functional.cross_entropy(logits, labels) if labels is not None else None
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

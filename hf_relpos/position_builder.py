@@ -105,7 +105,7 @@ def build_positions(
     key_document = None if documents is None else pad(documents, (memory_slots, 0))  # memory belongs to document 0
     if memory_length is not None:
         key_valid = _behind_memory(torch.ones_like(in_document) > 0 if valid is None else valid, memory_length, memory_slots)
-    gaps = None if valid is None else padding_between(key_valid)
+    gaps = None if valid is None or key_valid is None else padding_between(key_valid)
     if offset and key_valid is not None:
         key_valid, gaps = key_valid[:, offset:], None if gaps is None else gaps[:, offset:]
     key = torch.arange(keys, device=device)[None] + offset - (0 if gaps is None else gaps)
@@ -123,7 +123,7 @@ def build_positions(
         causal=causal,
         window=window,
         key_valid=key_valid,
-        query_valid=None if valid is None else key_valid.index_select(1, own),
+        query_valid=None if valid is None or key_valid is None else key_valid.index_select(1, own),
         query_document=documents,
         key_document=key_document,
         gaps=gaps,

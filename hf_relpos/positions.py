@@ -117,9 +117,9 @@ class Positions:
         """Smallest and largest distance that a query may meet."""
         queries, keys = self.query.shape[1], self.key.shape[1]
         if self.contiguous:
-            fixed = isinstance(self.start, int)
-            low = 1 - queries - self.start if fixed else 1 - keys
-            high = keys - 1 - self.start if fixed else keys - 1
+            start = self.start if isinstance(self.start, int) else None
+            low = 1 - keys if start is None else 1 - queries - start
+            high = keys - 1 - (start or 0)
             return low, min(high, 0) if self.causal else high
         return int(self.distance.min()), int(self.distance.max())
 

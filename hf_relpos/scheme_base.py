@@ -61,7 +61,7 @@ class Parameter:
             good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         else:
             good = isinstance(value, int) and not isinstance(value, bool)
-        if good and self.choices is None:
+        if good and self.choices is None and value is not None:
             value = self.kind(value)
             good = (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
         if not good:

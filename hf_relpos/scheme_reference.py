@@ -23,7 +23,7 @@ from hf_relpos.schemes import build_scheme
 from hf_relpos.schemes import scheme_class
 
 USES = ("causal", "bidirectional", "memory")
-SIZES = {"vocab_size": 8, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+SIZES: dict[str, Any] = {"vocab_size": 8, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 # Tokens on each side of the query in the pictures.
 REACH = 64
 

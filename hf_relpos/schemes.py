@@ -15,6 +15,7 @@ from .schemes_bias import Fire
 from .schemes_bias import Kerple
 from .schemes_bias import LearnedBias
 from .schemes_bias import Sandwich
+from .schemes_combined import Combined
 from .schemes_combined import combine
 from .schemes_content import CoPE
 from .schemes_disentangled import Deberta
@@ -64,7 +65,8 @@ def in_order(given: str | list[str]) -> str | list[str]:
     """A position_scheme whose combinations name the rotary scheme first."""
     if not isinstance(given, str):
         return [str(in_order(name)) for name in given]
-    return given if given in SCHEMES else "+".join(scheme_class(given).kinds)
+    kind = scheme_class(given)
+    return "+".join(kind.kinds) if issubclass(kind, Combined) else given
 
 
 def layer_schemes(config: Any) -> list[str]:

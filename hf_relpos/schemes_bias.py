@@ -158,6 +158,10 @@ class Kerple(PositionScheme):
     source = "arXiv 2205.09921, section 4"
     kernel: str
     acts_as: str
+    bias_a: nn.Parameter
+    bias_p: nn.Parameter
+    weight_a: nn.Parameter
+    weight_p: nn.Parameter
 
     @classmethod
     def check(cls, config: Any, parameters: dict[str, Any]) -> None:

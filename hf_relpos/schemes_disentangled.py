@@ -109,7 +109,7 @@ class Deberta(PositionScheme):
         vectors = {}
         for name in self.meeting:
             if self.projections == "layer":
-                projection = attention.k_proj if name == "key" else attention.q_proj
+                projection = getattr(attention, "k_proj" if name == "key" else "q_proj")
             else:
                 layers = getattr(self, f"{name}_projections")
                 projection = layers[str(attention.layer_idx)] if len(layers) > 1 else next(iter(layers.values()))

@@ -98,12 +98,13 @@ class RoPE(PositionScheme):
         if "original_max_position_embeddings" in given:
             given["original_max_position_embeddings"] = given["original_max_position_embeddings"] or trained
             trained = int(self.factor * given["original_max_position_embeddings"])
-        return PreTrainedConfig(
-            hidden_size=self.turned,
-            num_attention_heads=1,
-            max_position_embeddings=trained,
-            rope_parameters={"rope_type": self.rope_type, "rope_theta": self.rope_theta, **given},
-        )
+        fields: dict[str, Any] = {
+            "hidden_size": self.turned,
+            "num_attention_heads": 1,
+            "max_position_embeddings": trained,
+            "rope_parameters": {"rope_type": self.rope_type, "rope_theta": self.rope_theta, **given},
+        }
+        return PreTrainedConfig(**fields)
 
     def turns(self, positions: Positions) -> tuple[torch.Tensor, float]:
         """Angle per position of each pair of channels, `(pairs,)`, and a factor on what is turned."""

@@ -55,7 +55,7 @@ class RelPosPreTrainedModel(PreTrainedModel):
         elif isinstance(module, RelPosStack) and module.mask_emb is not None:
             init.normal_(module.mask_emb, std=self.config.initializer_range)
         elif (gain := getattr(module, "init_gain", 1.0)) != 1.0:
-            init.normal_(module.weight, std=self.config.initializer_range * gain)
+            init.normal_(module.get_parameter("weight"), std=self.config.initializer_range * gain)
 
     def _flex_attn_can_dispatch(self, is_init_check: bool = False) -> bool:
         reason = next(filter(None, map(probabilities_reason, self.config.stacks())), None)
@@ -89,6 +89,8 @@ class RelPosStack(RelPosPreTrainedModel):
     """Embeddings, position schemes and layers: what the encoder and the decoder share."""
 
     layer_class: type[RelPosLayer] = RelPosLayer
+    position_schemes: Any
+    """An `nn.ModuleList` of position schemes, whose type does not say what it holds."""
 
     def __init__(self, config: RelPosConfig) -> None:
         super().__init__(config)
@@ -107,8 +109,9 @@ class RelPosStack(RelPosPreTrainedModel):
         types = 0 if any(scheme.reads_token_types for scheme in schemes) else config.type_vocab_size
         self.embed_types = nn.Embedding(types, width) if types else None
         self.position_schemes = nn.ModuleList(schemes)
-        self.layers = nn.ModuleList(self.layer_class(config, index) for index in range(config.num_hidden_layers))
-        for layer, index in zip(self.layers, self.scheme_of_layer, strict=True):
+        layers = [self.layer_class(config, index) for index in range(config.num_hidden_layers)]
+        self.layers = nn.ModuleList(layers)
+        for layer, index in zip(layers, self.scheme_of_layer, strict=True):
             layer.set_init_gains(schemes[index].query_gain(), config.num_hidden_layers)
         self.norm = make_norm(config, config.hidden_size) if config.norm_position == "pre" else None
         self.gradient_checkpointing = False
@@ -122,10 +125,10 @@ class RelPosStack(RelPosPreTrainedModel):
 
     def _embed_ids(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Token embeddings `(batch, sequence, embedding_size)` of exactly one of the two inputs."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
-        if inputs_embeds is not None:
+        if inputs_embeds is not None and input_ids is None:
             return inputs_embeds
+        if input_ids is None or inputs_embeds is not None:
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         if not torch.compiler.is_compiling() and input_ids.numel() and int(input_ids.max()) >= self.config.vocab_size:
             raise ValueError(f"token id {int(input_ids.max())} is beyond vocab_size={self.config.vocab_size}")
         return self.embed_tokens(input_ids)
@@ -146,7 +149,7 @@ class RelPosStack(RelPosPreTrainedModel):
         if self.embed_types is not None:
             types = torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
             hidden_states = hidden_states + self.embed_types(types if token_type_ids is None else token_type_ids)
-        if self.norm_first:
+        if self.norm_first and self.embed_norm is not None:
             hidden_states = self.embed_norm(hidden_states)
         if self.embed_projection is not None:
             hidden_states = self.embed_projection(hidden_states)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 from typing import NamedTuple
+from typing import cast
 
 from datasets import Dataset
 from datasets import IterableDataset
@@ -273,11 +274,12 @@ def _training_blocks(
     tokenizer: PreTrainedTokenizerBase,
     data: DataArguments,
 ) -> Dataset | IterableDataset:
+    block_size = cast(int, data.block_size)
     if isinstance(documents, IterableDataset):
-        blocks = pack_stream(documents, tokenizer, data.block_size)
+        blocks = pack_stream(documents, tokenizer, block_size)
     else:
         try:
-            blocks = pack(documents, tokenizer, data.block_size, num_proc=data.preprocessing_num_workers)
+            blocks = pack(documents, tokenizer, block_size, num_proc=data.preprocessing_num_workers)
         except ValueError as error:
             raise ValueError(f"training text ({describe_source(data)}): {error}") from error
     if data.max_train_samples is not None:
@@ -288,7 +290,7 @@ def _training_blocks(
 def _evaluation_text(
     documents: Dataset, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data: DataArguments
 ) -> EvaluationText:
-    blocks = pack(documents, tokenizer, data.block_size, keep_tail=True, num_proc=data.preprocessing_num_workers)
+    blocks = pack(documents, tokenizer, cast(int, data.block_size), keep_tail=True, num_proc=data.preprocessing_num_workers)
     byte_count = sum(len(text.encode()) for text in documents["text"])
     if data.max_eval_samples is not None and data.max_eval_samples < len(blocks):
         blocks = blocks.take(data.max_eval_samples)
