@@ -9,12 +9,15 @@ from typing import Literal
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging
 
 from .adaptive import check_clusters
 from .schemes import check_schemes
 from .schemes import in_order
 from .schemes import layer_schemes
 from .schemes import scheme_class
+
+logger = logging.get_logger(__name__)
 
 
 def auto_map(family: str, heads: tuple[str, ...], suffix: str = "") -> dict[str, str]:
@@ -148,14 +151,19 @@ class RelPosConfig(PreTrainedConfig):
         return (self,)
 
     def _refuse_misspelled(self, kwargs: dict[str, Any]) -> None:
-        """Refuse a keyword that is nearly the name of a field; other keywords are kept, as transformers does."""
+        """Refuse a keyword that is nearly the name of a field; other keywords are kept, as transformers does.
+
+        A saved file, which names the transformers that wrote it, must load again whatever was set before: there a warning does.
+        """
         names = [field.name for field in fields(self)]
         for keyword in kwargs:
             close = get_close_matches(keyword, names, n=2, cutoff=0.8)
             if close and keyword not in names:
-                raise ValueError(
-                    f"unknown field {keyword!r} of {type(self).__name__}; did you mean {' or '.join(map(repr, close))}?"
-                )
+                meant = " or ".join(map(repr, close))
+                message = f"unknown field {keyword!r} of {type(self).__name__}; did you mean {meant}?"
+                if self.transformers_version is None:
+                    raise ValueError(message)
+                logger.warning(message)
 
     def _complete_heads(self) -> None:
         """Derive the head size and the number of key and value heads, or refuse numbers that do not divide."""

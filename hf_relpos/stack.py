@@ -7,7 +7,6 @@ from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import logging
 
 from .adaptive import AdaptiveEmbedding
 from .adaptive import embedding_width
@@ -23,8 +22,6 @@ from .schemes import probabilities_reason
 from .segment_memory import SegmentMemory
 from .segment_memory import check_memory
 from .streams import QueryStream
-
-logger = logging.get_logger(__name__)
 
 _PASSED_ON = {
     "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "shift_labels", "cache_position",

@@ -246,6 +246,18 @@ def test_round_trip(config: Any, tmp_path: pathlib.Path) -> None:
     assert first == second
 
 
+def test_what_was_set_and_saved_loads_again(tmp_path: pathlib.Path) -> None:
+    """A name like that of a field is refused as an argument, but a folder that holds it must stay usable."""
+    with pytest.raises(ValueError, match="unknown field 'layer_norm_epsilon' .* did you mean 'layer_norm_eps'"):
+        RelPosDecoderConfig(layer_norm_epsilon=1.0)
+    config = RelPosDecoderConfig()
+    config.layer_norm_epsilon = 1.0
+    config.save_pretrained(tmp_path)
+    again = RelPosDecoderConfig.from_pretrained(tmp_path)
+    assert again.layer_norm_epsilon == 1.0
+    assert again.layer_norm_eps == config.layer_norm_eps
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 def test_auto_map_of_a_saved_folder(family: str, tmp_path: pathlib.Path) -> None:
     """Names the configuration, the base model and every head of the family, whichever was saved."""
