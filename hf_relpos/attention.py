@@ -20,6 +20,7 @@ from .scheme_base import PositionScheme
 from .scheme_base import ScoreTerms
 from .scheme_base import dense_bias
 from .scheme_base import every_distance
+from .scheme_base import without_room
 
 MIN_PAIRS = 128 * 128
 """Query-key pairs from which blocks pay: below, one dense bias is as fast (measured, tests/benchmarks)."""
@@ -160,7 +161,8 @@ class RelPosAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Let a backend attend; the output is `(batch, query, heads, head_dim)`."""
         all_keys = repeat_heads(key, self.num_key_value_groups)
-        terms = scheme.score_terms(positions, prepared, query, all_keys)
+        terms = positions.kept(self.layer_idx, partial(scheme.score_terms, positions, prepared, query, all_keys))
+        terms, positions = terms and without_room(terms, positions.room), positions.tight
         bias = None
         if terms is not None and implementation == "sdpa" and self._goes_blockwise(terms, positions):
             all_values = repeat_heads(value, self.num_key_value_groups)

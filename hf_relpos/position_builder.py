@@ -1,9 +1,15 @@
 """Builds the positions of a forward pass: the only code that knows about memory, cache, packing and padding."""
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch.nn.functional import pad
 
 from .positions import Positions
+
+DECODED_ALIKE = 256
+"""Steps of decoding that share tables."""
 
 
 def as_visible(attention_mask: torch.Tensor) -> torch.Tensor:
@@ -130,6 +136,18 @@ def build_positions(
         given_mask=given_mask,
         dtype=torch.promote_types(like.dtype, torch.float32),
     )
+
+
+def for_decoding(positions: Positions, cache: Any) -> Positions:
+    """The positions of a step behind cached tokens, with tables that serve the steps after it too; others as they are.
+
+    The tables stand beside the cache, since weights do not change while it is in use, and are made anew every `DECODED_ALIKE`
+    tokens: what grows with the context is attention itself.
+    """
+    steady = cache is not None and positions.is_toeplitz and positions.causal and positions.start
+    if not steady or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return positions
+    return replace(positions, room=positions.bounds[0] % DECODED_ALIKE, store=cache.__dict__.setdefault("distance_tables", {}))
 
 
 def source_positions(queries: int, source: torch.Tensor, attention_mask: torch.Tensor | None) -> Positions:

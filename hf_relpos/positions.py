@@ -66,6 +66,8 @@ class Positions:
         given_mask: `(batch|1, 1, query, key)` a mask made by the caller, which then replaces all of the above.
         token_types: `(batch, key)` the segment of each key, in an encoder whose scheme has terms for it; None else.
         query_types: `(batch, query)` the segment of each query, likewise.
+        room: how many more distances, further back than any key, tables are made for, so that the next steps can use them.
+        store: what earlier steps of decoding made for their distances (`kept`); None when nothing is kept.
         dtype: of angles and distances in formulas: float32, or float64 in a float64 model.
     """
 
@@ -85,6 +87,8 @@ class Positions:
     given_mask: torch.Tensor | None = None
     token_types: torch.Tensor | None = None
     query_types: torch.Tensor | None = None
+    room: int = 0
+    store: dict[Any, tuple[int, Any]] | None = None
     dtype: torch.dtype = torch.float32
 
     @property
@@ -125,9 +129,31 @@ class Positions:
 
     @lazy
     def distances(self) -> torch.Tensor:
-        """All distances between the bounds, ascending, `(distances,)`: what a scheme makes one entry or vector for."""
+        """All distances between the bounds, ascending, `(distances,)`: what a scheme makes one entry or vector for.
+
+        Before them come `room` more, which `attention.py` cuts off.
+        """
         low, high = self.bounds
-        return torch.arange(low, high + 1, device=self.query.device)
+        return torch.arange(low - self.room, high + 1, device=self.query.device)
+
+    @lazy
+    def tight(self) -> "Positions":
+        """The same positions with tables for the distances of this pass alone."""
+        return replace(self, room=0, store=None) if self.store is not None else self
+
+    def kept(self, name: Any, make: Callable[[], Any]) -> Any:
+        """What follows from the distances and from weights: made now or, in decoding, by an earlier step.
+
+        Args:
+            name: of what is made, the same in each step.
+            make: makes it for `distances`.
+        """
+        if self.store is None:
+            return make()
+        furthest = self.bounds[0] - self.room
+        if self.store.get(name, (None, None))[0] != furthest:
+            self.store[name] = furthest, make()
+        return self.store[name][1]
 
     @lazy
     def _column(self) -> torch.Tensor:

@@ -113,6 +113,13 @@ def every_distance(terms: ScoreTerms, positions: Positions) -> ScoreTerms:
     return replace(terms, span=None, **{name: getattr(terms, name).index_select(1, entry) for name in names})
 
 
+def without_room(terms: ScoreTerms, room: int) -> ScoreTerms:
+    """The same terms without the first `room` distances."""
+    names = ["bias"] if terms.span else ["bias", "query_vectors", "key_vectors", "value_vectors"]
+    cut = {name: getattr(terms, name)[:, room:] for name in names if room and getattr(terms, name) is not None}
+    return replace(terms, **cut) if cut else terms
+
+
 def dense_bias(
     terms: ScoreTerms, positions: Positions, query: torch.Tensor, key: torch.Tensor, scale: float
 ) -> torch.Tensor | None:
@@ -195,6 +202,11 @@ class PositionScheme(nn.Module):
     @classmethod
     def check(cls, config: Any, parameters: dict[str, Any]) -> None:
         """Refuse, by a ValueError, completed parameters that do not fit the model's configuration or each other."""
+
+    @classmethod
+    def encodes(cls) -> bool:
+        """Whether the scheme changes queries and keys, by what `prepare` makes of the positions of this very pass."""
+        return cls.encode_query is not PositionScheme.encode_query
 
     @classmethod
     def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:

@@ -73,7 +73,7 @@ def facts(name: str) -> dict[str, Any]:
     kind = SCHEMES[name]
     scheme = reference_scheme(name)
     size = sum(parameter.numel() for parameter in scheme.parameters())
-    acts = "embeddings" if kind.acts_on_embeddings else "queries and keys" if _encodes(kind) else "scores"
+    acts = "embeddings" if kind.acts_on_embeddings else "queries and keys" if kind.encodes() else "scores"
     if kind is SCHEMES["nope"]:
         acts = "nothing"
     needs = kind.needs_probabilities(kind.complete({}))
@@ -84,10 +84,6 @@ def facts(name: str) -> dict[str, Any]:
         "parameters": size,
         "source": kind.source,
     }
-
-
-def _encodes(kind: type[PositionScheme]) -> bool:
-    return kind.encode_query is not PositionScheme.encode_query
 
 
 def page(name: str) -> str:

@@ -285,7 +285,7 @@ class Fire(PositionScheme):
         learned = (self.slope, self.threshold_factor, self.hidden_weight, self.hidden_bias, self.output_weight)
         slope, factor, *network = (parameter.to(positions.dtype) for parameter in learned)
         threshold = (factor * self.threshold).abs()
-        if not torch.compiler.is_compiling() and -positions.bounds[0] <= float(threshold.detach()):
+        if not torch.compiler.is_compiling() and positions.room - positions.bounds[0] <= float(threshold.detach()):
             # No query looks back beyond L: then all divide by psi(L), and one number per distance says it all.
             shares = self._shares(-positions.distances.to(positions.dtype), threshold, slope)
             return ScoreTerms(bias=self._network(shares[None, None], *network)[0])

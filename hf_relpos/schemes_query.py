@@ -110,7 +110,7 @@ class TransformerXL(PositionScheme):
     def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
         projected = self.distance_projection(prepared.to(self.distance_projection.weight.dtype))
         return ScoreTerms(
-            query_vectors=projected.unflatten(-1, (self.heads, self.head_dim)).transpose(0, 1),
+            query_vectors=projected.unflatten(-1, (self.heads, self.head_dim)).transpose(0, 1).contiguous(),
             key_offset=self.key_offset,
             distance_offset=self.distance_offset,
         )

@@ -155,8 +155,9 @@ class XPos(RoPE):
         middle = (first + last).to(positions.dtype) / 2
         pair = torch.arange(0, self.turned, 2, device=middle.device, dtype=positions.dtype) / self.turned
         decay = ((pair + self.gamma) / (1 + self.gamma)).log() / self.scale_base
-        query = torch.exp((positions.query - middle)[..., None] * decay)
-        key = torch.exp((middle - torch.minimum(positions.key, last))[..., None] * decay)  # keys beyond are never seen
+        query = self._every_channel(torch.exp((positions.query - middle)[..., None] * decay))
+        distance = middle - torch.minimum(positions.key, last)  # keys beyond are never seen
+        key = self._every_channel(torch.exp(distance[..., None] * decay))
         span = None if torch.compiler.is_compiling() else int((last - first).max())
         return *super().prepare(positions), query, key, span
 
@@ -168,10 +169,9 @@ class XPos(RoPE):
                 f"xpos scales queries over {span} positions in one pass, beyond the range of {key.dtype}: "
                 f"{reach} at most; cut the text into segments or use bfloat16 or float32"
             )
-        return self._scale(query, query_scale), self._scale(key, key_scale)
+        return (query * query_scale).to(query.dtype), (key * key_scale).to(key.dtype)
 
-    def _scale(self, states: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """Scale the channels of `(batch, heads, length, head_dim)` that turn, by `(batch|1, length, pairs)`."""
+    def _every_channel(self, scale: torch.Tensor) -> torch.Tensor:
+        """Numbers per pair of channels that turn, `(batch|1, length, pairs)`, as `(batch|1, 1, length, head_dim)`."""
         every = scale.repeat_interleave(2, -1) if self.interleaved else scale.repeat(1, 1, 2)
-        every = torch.nn.functional.pad(every, (0, self.head_dim - self.turned), value=1.0)
-        return (states * every[:, None]).to(states.dtype)
+        return torch.nn.functional.pad(every, (0, self.head_dim - self.turned), value=1.0)[:, None]

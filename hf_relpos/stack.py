@@ -1,5 +1,6 @@
 """What all models share: weights and conventions, and a stack of embeddings, position schemes and layers."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from .cached_numbers import remember_numbers
 from .configuration_relpos import RelPosConfig
 from .layers import RelPosLayer
 from .layers import make_norm
+from .position_builder import for_decoding
 from .positions import Positions
 from .scheme_base import PositionScheme
 from .schemes import build_schemes
@@ -169,6 +171,7 @@ class RelPosStack(RelPosPreTrainedModel):
         gradient checkpointing sends no gradients through keywords. With a query stream of targets, its last hidden
         states `(batch, predict, hidden_size)` are returned.
         """
+        positions = for_decoding(positions, cache)
         prepared = self._prepare(positions)
         asked = {} if queries is None else self._prepare(queries.positions)
         targets, asking = (None, None) if queries is None else (queries.states, queries.asking())
@@ -200,7 +203,8 @@ class RelPosStack(RelPosPreTrainedModel):
         prepared: dict[type, Any] = {}
         for scheme in self.position_schemes:
             if type(scheme) not in prepared:
-                prepared[type(scheme)] = scheme.prepare(positions)
+                make = partial(scheme.prepare, positions)
+                prepared[type(scheme)] = make() if scheme.encodes() else positions.kept(type(scheme), make)
         return prepared
 
     def _wants_attentions(self, kwargs: dict[str, Any]) -> bool:

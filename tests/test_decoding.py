@@ -10,8 +10,11 @@ from matrix import SIZES
 from matrix import Case
 from matrix import cases
 from matrix import ids_of
+from matrix import sharpen
 from transformers import DynamicCache
 from transformers import StaticCache
+
+from hf_relpos import position_builder
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 PORTIONS = {"tokens": [1] * 11, "chunks": [3, 1, 5, 2], "prompt": [8, 1, 1, 1]}
@@ -38,6 +41,26 @@ def test_decoding_equals_one_pass(case: Case, window: int | None) -> None:
     wanted = model(ids, use_cache=False).last_hidden_state
     for portions in PORTIONS.values():
         torch.testing.assert_close(decode(model, ids, portions)[0], wanted, **EXACT)
+
+
+@pytest.mark.parametrize("case", cases("decoder", variants=True))
+@torch.no_grad()
+def test_steps_share_tables(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of distances serve several steps, also after a crop, and a cache of another model has its own."""
+    monkeypatch.setattr(position_builder, "DECODED_ALIKE", 4)
+    model, other, ids = case.model(), sharpen(case.model(), seed=1), ids_of()
+    scheme, made = model.position_schemes[0], []
+    plain = scheme.score_terms
+    monkeypatch.setattr(scheme, "score_terms", lambda *given: made.append(given) or plain(*given))
+    states, cache = decode(model, ids, [1] * 11)
+    layers = model.scheme_of_layer.count(0)
+    assert len(made) == layers * (1 + 3)  # the first token, and three groups of up to four behind it
+    torch.testing.assert_close(states, model(ids, use_cache=False).last_hidden_state, **EXACT)
+    cache.crop(-6)
+    again = model(ids[:, 5:7], cache=cache, use_cache=True).last_hidden_state
+    torch.testing.assert_close(again, states[:, 5:7], **EXACT)
+    wanted = other(ids, use_cache=False).last_hidden_state
+    torch.testing.assert_close(decode(other, ids, [1] * 11)[0], wanted, **EXACT)
 
 
 @pytest.mark.parametrize("window", [None, 4])
