@@ -4,6 +4,7 @@ The queries of a block run backwards (`diagonals.py`), so that its scores are a 
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -67,12 +68,14 @@ class Block(NamedTuple):
         return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
 
 
-def cut_blocks(positions: Positions) -> list[Block]:
-    """Cut the queries into blocks, each with just the keys that it can see."""
+def cut_blocks(positions: Positions) -> Iterator[Block]:
+    """Cut the queries into blocks, each with just the keys that it can see.
+
+    One at a time: the masks that a block's positions remember, of all blocks together, would be those of all pairs.
+    """
     size = BLOCK
     queries, keys = positions.query.shape[1], positions.key.shape[1]
     start, low = int(positions.start), positions.bounds[0]
-    found = []
     for first in range(0, queries, size):
         last = min(first + size, queries)
         left, right = 0, keys
@@ -82,8 +85,7 @@ def cut_blocks(positions: Positions) -> list[Block]:
         nearest = left - (start + last - 1) - low  # of the last query and the first key
         distances = slice(nearest, nearest + last - first + right - left - 1)
         inside = positions.block(slice(first, last), slice(left, right))
-        found.append(Block(slice(queries - last, queries - first), slice(left, right), distances, inside))
-    return found
+        yield Block(slice(queries - last, queries - first), slice(left, right), distances, inside)
 
 
 def dense_part(parts: Parts, learned: Sequence[torch.Tensor], plan: Plan, block: Block) -> torch.Tensor | None:

@@ -8,7 +8,6 @@ saved log-sum-exp, as FlashAttention does (arXiv 2205.14135), and sums score gra
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from .attention_blocks import BLOCK
 from .attention_blocks import Block
@@ -65,8 +64,12 @@ class _Blockwise(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        # Not by `once_differentiable`: torch.autograd.grad never meets the error that it leaves in the graph.
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "attention in blocks has no second derivatives (create_graph=True): use attn_implementation='eager'"
+            )
         *tensors, output, lse = ctx.saved_tensors
         return None, *blockwise_gradients(ctx.plan, tensors, ctx.needs_input_grad[1:], (output, lse, grad))
 

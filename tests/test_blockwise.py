@@ -156,6 +156,28 @@ def test_a_mask_of_one_row_beside_documents_of_two() -> None:
             torch.testing.assert_close(found, wanted, **EXACT)
 
 
+@pytest.mark.parametrize("span", [(-5, -2), (-12, -5), (2, 6), (-3, 3), (0, 0)], ids=str)
+@pytest.mark.parametrize("name", ["query_vectors", "key_vectors", "value_vectors"])
+def test_spans_that_end_before_the_query_or_begin_after_it(name: str, span: tuple[int, int]) -> None:
+    """Distances beyond share the last vector, those that a query sees too."""
+    positions = positions_of(2, 5, causal=True)
+    states, terms = random_states(positions, 2), random_terms(positions, {name}, span, False, "")
+    found, wanted = blockwise_attention(*states, terms, positions, SCALE), plain_attention(tuple(states), terms, positions)
+    torch.testing.assert_close(found, wanted, **EXACT)
+
+
+@pytest.mark.parametrize("dense", DENSE)
+def test_values_alone_learn(dense: str) -> None:
+    """Terms pair by pair need no gradients then."""
+    positions = positions_of(2, 5, causal=True)
+    states, terms = random_states(positions, 2), random_terms(positions, set(), None, False, dense)
+    for frozen in [*states[:2], *terms.learned]:
+        frozen.requires_grad_(False)
+    found, wanted = blockwise_attention(*states, terms, positions, SCALE), plain_attention(tuple(states), terms, positions)
+    gradients = [torch.autograd.grad(out.square().sum(), states[2]) for out in (found, wanted)]
+    torch.testing.assert_close(*gradients, **EXACT)
+
+
 # Models, for every scheme, over the settings that they run under.
 
 
