@@ -132,39 +132,44 @@ class RelPosAttention(nn.Module):
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         query, key = scheme.meet(query, key, prepared)
-        implementation = self._implementation(force_eager)
-        output, probabilities = self._attend(implementation, query, key, value, scheme, positions, prepared)
+        output, probabilities = self._attend(query, key, value, scheme, positions, prepared, force_eager)
         return self.o_proj(output.flatten(2)), probabilities
 
-    def _implementation(self, force_eager: bool) -> str:
-        return "eager" if force_eager else self.config._attn_implementation or "eager"
+    def path(self, terms: ScoreTerms | None, positions: Positions, force_eager: bool = False) -> str:
+        """How the layer attends: `eager`, `flex_attention`, or under `sdpa` one of three.
 
-    def _goes_blockwise(self, terms: ScoreTerms, positions: Positions) -> bool:
-        """Whether `sdpa` runs block by block: whenever it can, unless so few pairs are scored that one dense bias is faster."""
+        `fused` where nothing is added to the scores; `blockwise` wherever it can, unless so few pairs are scored that one dense
+        bias is as fast; `dense` else. Vectors of values that blocks cannot serve make it `eager`.
+        """
+        implementation = "eager" if force_eager else self.config._attn_implementation or "eager"
+        if implementation != "sdpa" or terms is None:
+            return "fused" if implementation == "sdpa" else implementation
         able = positions.is_toeplitz and not torch.compiler.is_compiling()
-        path, pairs = self.config.attention_path, positions.query.shape[1] * positions.key.shape[1]
-        if path == "blockwise" and not able:
+        wish, queries, keys = self.config.attention_path, positions.query.shape[1], positions.key.shape[1]
+        if wish == "blockwise" and not able:
             raise ValueError(
                 "attention_path='blockwise' needs no position_ids, no static cache and no torch.compile; use 'auto' or 'dense'"
             )
-        return able and (path == "blockwise" or (path == "auto" and pairs >= MIN_PAIRS and positions.query.shape[1] > 1))
+        if able and (wish == "blockwise" or (wish == "auto" and queries * keys >= MIN_PAIRS and queries > 1)):
+            return "blockwise"
+        return "dense" if terms.value_vectors is None else "eager"
 
     def _attend(
         self,
-        implementation: str,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         scheme: PositionScheme,
         positions: Positions,
         prepared: Any,
+        force_eager: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Let a backend attend; the output is `(batch, query, heads, head_dim)`."""
         all_keys = repeat_heads(key, self.num_key_value_groups)
         terms = positions.kept(self.layer_idx, partial(scheme.score_terms, positions, prepared, query, all_keys))
         terms, positions = terms and without_room(terms, positions.room), positions.tight
-        bias = None
-        if terms is not None and implementation == "sdpa" and self._goes_blockwise(terms, positions):
+        path, bias = self.path(terms, positions, force_eager), None
+        if terms is not None and path == "blockwise":
             all_values = repeat_heads(value, self.num_key_value_groups)
             dropout = self.attention_dropout if self.training else 0.0
             return blockwise_attention(query, all_keys, all_values, terms, positions, scheme.scale(), dropout), None
@@ -172,8 +177,7 @@ class RelPosAttention(nn.Module):
             bias = dense_bias(terms, positions, query, all_keys, scheme.scale())
             if terms.key_offset is not None:
                 query = query + terms.key_offset[:, None].to(query.dtype)
-            if terms.value_vectors is not None:  # no fused kernel gives the probabilities that meet them
-                implementation = "eager"
+        implementation = "sdpa" if path in ("fused", "dense") else path
         if implementation == "flex_attention" and bias is not None:
             bias = bias.expand(query.shape[0], -1, -1, -1)
         return self._call_backend(
@@ -245,7 +249,8 @@ class RelPosCrossAttention(RelPosAttention):
         """
         query = self._heads(self.q_proj(hidden_states))
         key, value = self._project_source(source, cache)
+        path = self.path(None, positions, force_eager)
         output, probabilities = self._call_backend(
-            self._implementation(force_eager), query, key, value, positions, scaling=scaling
+            "sdpa" if path == "fused" else path, query, key, value, positions, scaling=scaling
         )
         return self.o_proj(output.flatten(2)), probabilities

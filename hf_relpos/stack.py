@@ -16,6 +16,7 @@ from .cached_numbers import remember_numbers
 from .configuration_relpos import RelPosConfig
 from .layers import RelPosLayer
 from .layers import make_norm
+from .position_builder import build_positions
 from .position_builder import for_decoding
 from .positions import Positions
 from .scheme_base import PositionScheme
@@ -61,6 +62,38 @@ class RelPosPreTrainedModel(PreTrainedModel):
         if reason is not None:
             raise ValueError(f"attn_implementation='flex_attention' cannot do this scheme: {reason}; use 'sdpa' or 'eager'")
         return super()._flex_attn_can_dispatch(is_init_check)
+
+    @torch.no_grad()
+    def attention_plan(self, length: int, cached: int = 0) -> list[dict[str, Any]]:
+        """How each layer attends to its own tokens, as it would in a forward pass in the current mode.
+
+        Args:
+            length: number of tokens, without padding.
+            cached: number of tokens before them, in a memory or cache.
+
+        Returns:
+            For each layer its `stack`, number, `scheme`, and `path`: `eager`, `flex_attention`, or under `sdpa` `fused` (nothing is
+            added to the scores), `blockwise` (memory linear in the length) or `dense` (one bias of all pairs).
+        """
+        plan = []
+        for name, stack in self.named_modules():
+            if not isinstance(stack, RelPosStack):
+                continue
+            config, like = stack.config, next(stack.parameters())
+            seen = (cached, cached + length, 0) if config.causal and cached else None
+            window = getattr(config, "sliding_window", None)
+            positions = build_positions((1, length), like, causal=config.causal, window=window, cached=seen)
+            prepared = stack.prepare(positions)
+            for number, scheme in enumerate(stack.layer_schemes()):
+                attention = stack.layers[number].attention
+                query = like.new_zeros(1, config.num_attention_heads, length, config.head_dim)
+                given = scheme.for_layer(prepared[type(scheme)], attention)
+                terms = scheme.score_terms(positions, given, query, query)
+                names = config.position_scheme
+                named = names if isinstance(names, str) else names[number]
+                found = {"layer": number, "scheme": named, "path": attention.path(terms, positions)}
+                plan.append({"stack": name or "model", **found})
+        return plan
 
     def _token_loss(self, logits: torch.Tensor, labels: torch.Tensor, shifted: bool, kwargs: dict[str, Any]) -> torch.Tensor:
         """Mean loss of the targets that are not -100, or their sum over `num_items_in_batch`; 0 when there is no target."""
@@ -172,12 +205,11 @@ class RelPosStack(RelPosPreTrainedModel):
         states `(batch, predict, hidden_size)` are returned.
         """
         positions = for_decoding(positions, cache)
-        prepared = self._prepare(positions)
-        asked = {} if queries is None else self._prepare(queries.positions)
+        prepared = self.prepare(positions)
+        asked = {} if queries is None else self.prepare(queries.positions)
         targets, asking = (None, None) if queries is None else (queries.states, queries.asking())
         entered = []
-        for index, layer in enumerate(self.layers):
-            scheme = self.position_schemes[self.scheme_of_layer[index]]
+        for index, (layer, scheme) in enumerate(zip(self.layers, self.layer_schemes(), strict=True)):
             entered.append(hidden_states)
             beside: tuple[Any, ...] = source
             if asking is not None:
@@ -198,7 +230,11 @@ class RelPosStack(RelPosPreTrainedModel):
         last = hidden_states if targets is None else targets
         return last if self.norm is None else self.norm(last), entered
 
-    def _prepare(self, positions: Positions) -> dict[type, Any]:
+    def layer_schemes(self) -> list[PositionScheme]:
+        """The scheme of each layer."""
+        return [self.position_schemes[index] for index in self.scheme_of_layer]
+
+    def prepare(self, positions: Positions) -> dict[type, Any]:
         """What the layers of one scheme share in one pass, by the scheme's class."""
         prepared: dict[type, Any] = {}
         for scheme in self.position_schemes:

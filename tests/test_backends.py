@@ -170,6 +170,24 @@ def test_the_default_is_the_fast_one(case: Case) -> None:
     assert model.config._attn_implementation == "eager"
 
 
+@pytest.mark.parametrize("fields", [{}, {"attention_path": "dense"}, {"attn_implementation": "eager"}], ids=str)
+@pytest.mark.parametrize("case", cases())
+@torch.no_grad()
+def test_the_plan_is_what_happens(case: Case, fields: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, taken = case.model(**{"attn_implementation": None, **fields}), []
+    plain = attention.RelPosAttention.path
+    monkeypatch.setattr(attention.RelPosAttention, "path", lambda *given: taken.append(plain(*given)) or taken[-1])
+    for length in (4, 150):
+        plan = model.attention_plan(length)
+        taken.clear()
+        model(ids_of(length=length))
+        assert [layer["path"] for layer in plan] == taken
+        assert [layer["scheme"] for layer in plan] == [case.scheme] * len(taken)
+    if fields or taken[0] == "fused":
+        return
+    assert taken == ["blockwise"] * len(taken)
+
+
 @pytest.mark.parametrize("case", cases())
 def test_attentions_on_any_backend(case: Case) -> None:
     """Asking for probabilities gives them, from the eager path, without changing the output."""
