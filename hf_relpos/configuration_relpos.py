@@ -150,17 +150,29 @@ class RelPosConfig(PreTrainedConfig):
         """The configuration of each stack of layers: this one."""
         return (self,)
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Read what was saved; fields given beside it, as by `from_pretrained`, are checked and completed as new ones are."""
+        own = {field.name for field in fields(cls)} - {field.name for field in fields(PreTrainedConfig)}
+        given = {name: kwargs.pop(name) for name in own & kwargs.keys()}
+        if "mem_len" in given and config_dict.get("sliding_window") == config_dict.get("mem_len", 0) + 1:
+            given = {"sliding_window": "auto", **given}  # the default window follows the memory
+        return super().from_dict(config_dict | given, **kwargs)
+
     def _refuse_misspelled(self, kwargs: dict[str, Any]) -> None:
-        """Refuse a keyword that is nearly the name of a field; other keywords are kept, as transformers does.
+        """Refuse a keyword that is nearly a field, or one of another family; others are kept, as transformers does.
 
         A saved file, which names the transformers that wrote it, must load again whatever was set before: there a warning does.
         """
         names = [field.name for field in fields(self)]
-        for keyword in kwargs:
+        foreign = {field.name for family in RelPosConfig.__subclasses__() for field in fields(family)} - set(names)
+        for keyword, value in kwargs.items():
             close = get_close_matches(keyword, names, n=2, cutoff=0.8)
-            if close and keyword not in names:
-                meant = " or ".join(map(repr, close))
-                message = f"unknown field {keyword!r} of {type(self).__name__}; did you mean {meant}?"
+            if (close or value and keyword in foreign) and keyword not in names:
+                meant = (
+                    "it is one of another family" if keyword in foreign else f"did you mean {' or '.join(map(repr, close))}?"
+                )
+                message = f"unknown field {keyword!r} of {type(self).__name__}; {meant}"
                 if self.transformers_version is None:
                     raise ValueError(message)
                 logger.warning(message)

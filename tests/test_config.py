@@ -115,6 +115,12 @@ REFUSED_BY_BOTH: dict[str, tuple[dict[str, Any], str]] = {
     ),
 }
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a field of encoders": (
+        RelPosDecoderConfig,
+        {"mem_len": 4, "reuse_len": 2},
+        "unknown field 'reuse_len' .* another family",
+    ),
+    "a field of decoders": (RelPosEncoderConfig, {"sliding_window": 4}, "unknown field 'sliding_window' .* another family"),
     "nope in an encoder": (
         RelPosEncoderConfig,
         {"position_scheme": "nope"},
@@ -256,6 +262,27 @@ def test_what_was_set_and_saved_loads_again(tmp_path: pathlib.Path) -> None:
     again = RelPosDecoderConfig.from_pretrained(tmp_path)
     assert again.layer_norm_epsilon == 1.0
     assert again.layer_norm_eps == config.layer_norm_eps
+
+
+@pytest.mark.parametrize(
+    "given, found",
+    [
+        ({"mem_len": 16}, (16, 17)),
+        ({"mem_len": 0}, (0, None)),
+        ({"mem_len": 16, "sliding_window": 9}, (16, 9)),
+        ({"sliding_window": None}, (8, None)),
+    ],
+)
+def test_fields_given_beside_a_folder(given: dict[str, Any], found: tuple[Any, Any], tmp_path: pathlib.Path) -> None:
+    """The default window follows the memory; what is given is checked as in a new configuration."""
+    RelPosDecoderConfig(mem_len=8).save_pretrained(tmp_path)
+    config = RelPosDecoderConfig.from_pretrained(tmp_path, **given)
+    assert (config.mem_len, config.sliding_window) == found
+    assert set(config.layer_types) == {"full_attention" if found[1] is None else "sliding_attention"}
+    with pytest.raises(ValueError, match="mem_len=-1 must be"):
+        RelPosDecoderConfig.from_pretrained(tmp_path, mem_len=-1)
+    with pytest.raises(ValueError, match="'sinusoidal' is refused for mem_len=8"):
+        transformers.AutoConfig.from_pretrained(tmp_path, position_scheme="sinusoidal")
 
 
 @pytest.mark.parametrize("family", CONFIGS)
