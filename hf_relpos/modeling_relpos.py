@@ -44,6 +44,24 @@ from .streams import query_positions
 logger = logging.get_logger(__name__)
 
 
+def check_family(model: RelPosPreTrainedModel, config: Any) -> None:
+    """Refuse, by a ValueError, the configuration of another family: most of its fields would fit."""
+    expected = model.config_class.model_type
+    if getattr(config, "model_type", None) != expected:
+        raise ValueError(
+            f"{type(model).__name__} takes a {model.config_class.__name__} (model_type={expected!r}), got {type(config).__name__}"
+        )
+
+
+def check_labels(labels: torch.Tensor, logits: torch.Tensor) -> None:
+    """Refuse, by a ValueError, labels that are not one whole number for each position of `logits (batch, sequence, classes)`."""
+    expected = tuple(logits.shape[:2])
+    if tuple(labels.shape) != expected or labels.is_floating_point():
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} and {labels.dtype} are refused: expected whole numbers of shape {expected}"
+        )
+
+
 @dataclass
 class RelPosModelOutput(ModelOutput):
     """Output of an encoder or a decoder without a head.
@@ -86,6 +104,10 @@ class RelPosEncoderModel(RelPosStack):
 
     config: RelPosEncoderConfig
     config_class = RelPosEncoderConfig
+
+    def __init__(self, config: RelPosEncoderConfig) -> None:
+        check_family(self, config)
+        super().__init__(config)
 
     @capture_outputs
     def forward(
@@ -161,6 +183,10 @@ class RelPosDecoderModel(RelPosStack):
 
     config: RelPosDecoderConfig
     config_class = RelPosDecoderConfig
+
+    def __init__(self, config: RelPosDecoderConfig) -> None:
+        check_family(self, config)
+        super().__init__(config)
 
     @capture_outputs
     def forward(
@@ -249,6 +275,7 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: RelPosDecoderConfig) -> None:
+        check_family(self, config)
         super().__init__(config)
         self.model = RelPosDecoderModel(config)
         size = embedding_width(config)
@@ -317,6 +344,7 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
         labels = targets if labels is None else labels  # without labels, the loss reads shift_labels alone
         if labels is None:
             return None, self.lm_head(hidden_states)
+        check_labels(labels, hidden_states)
         if self.training and isinstance(self.lm_head, AdaptiveHead):
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100) if targets is None else targets
             return self.lm_head.losses(hidden_states, targets).sum() / self._count_targets(targets, kwargs), None
@@ -345,6 +373,7 @@ class RelPosEncoderForMaskedLM(RelPosPreTrainedModel):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: RelPosEncoderConfig) -> None:
+        check_family(self, config)
         config.query_stream = False  # a weight that is never used breaks distributed training
         super().__init__(config)
         self.model = RelPosEncoderModel(config)
@@ -373,7 +402,10 @@ class RelPosEncoderForMaskedLM(RelPosPreTrainedModel):
         inputs = {name: value for name, value in kwargs.items() if name not in ("num_items_in_batch", "shift_labels")}
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **inputs)
         logits = self.lm_head(self.head_norm(self.head_act(self.head_dense(outputs.last_hidden_state))))
-        loss = self._token_loss(logits, labels, False, kwargs) if labels is not None else None
+        loss = None
+        if labels is not None:
+            check_labels(labels, logits)
+            loss = self._token_loss(logits, labels, False, kwargs)
         return RelPosMaskedLMOutput(
             loss=loss,
             logits=logits,
@@ -391,6 +423,7 @@ class RelPosEncoderForPermutationLM(RelPosPreTrainedModel):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: RelPosEncoderConfig) -> None:
+        check_family(self, config)
         config.require_query_stream()
         super().__init__(config)
         self.model = RelPosEncoderModel(config)
@@ -444,6 +477,7 @@ class _Classifier(RelPosPreTrainedModel):
     model_class: type[RelPosStack] = RelPosEncoderModel
 
     def __init__(self, config: RelPosConfig) -> None:
+        check_family(self, config)
         if isinstance(config, RelPosEncoderConfig):
             config.query_stream = False
         super().__init__(config)
@@ -497,7 +531,10 @@ class _TokenClassifier(_Classifier):
         loss_kwargs = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
         outputs = self.model(input_ids=input_ids, **kwargs)
         logits = self._classify(outputs.last_hidden_state)
-        loss = self.loss_function(logits, labels, self.config, **loss_kwargs) if labels is not None else None
+        loss = None
+        if labels is not None:
+            check_labels(labels, logits)
+            loss = self.loss_function(logits, labels, self.config, **loss_kwargs)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

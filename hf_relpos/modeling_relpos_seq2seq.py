@@ -27,6 +27,8 @@ from .modeling_relpos import RelPosDecoderModel
 from .modeling_relpos import RelPosEncoderModel
 from .modeling_relpos import RelPosModelOutput
 from .modeling_relpos import RelPosPreTrainedModel
+from .modeling_relpos import check_family
+from .modeling_relpos import check_labels
 from .position_builder import build_positions
 from .position_builder import source_positions
 from .positions import Positions
@@ -147,6 +149,8 @@ class RelPosCrossDecoder(RelPosDecoderModel):
             raise ValueError(f"{type(self).__name__} needs encoder_hidden_states, the output of an encoder")
         embeds = self._embed_ids(input_ids, inputs_embeds)
         batch, sequence = embeds.shape[:2]
+        if encoder_hidden_states.shape[0] != batch:
+            raise ValueError(f"the source has a batch of {encoder_hidden_states.shape[0]}, the target a batch of {batch}")
         both = self._resolve_both_caches(cache, use_cache, batch)
         positions = build_positions(
             (batch, sequence),
@@ -183,6 +187,7 @@ class RelPosSeq2SeqModel(RelPosPreTrainedModel):
     _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
 
     def __init__(self, config: RelPosSeq2SeqConfig) -> None:
+        check_family(self, config)
         super().__init__(config)
         encoder, decoder = config.stacks()
         self.encoder = RelPosEncoderModel(encoder)
@@ -277,6 +282,7 @@ class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMix
     create_masks_for_generate = RelPosDecoderForCausalLM.create_masks_for_generate
 
     def __init__(self, config: RelPosSeq2SeqConfig) -> None:
+        check_family(self, config)
         if config.decoder_start_token_id is None:
             raise ValueError(
                 "decoder_start_token_id=None: the decoder needs a token to begin with; give it, or pad_token_id or "
@@ -352,6 +358,7 @@ class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMix
         logits = self.lm_head(hidden_states if self.head_projection is None else self.head_projection(hidden_states))
         loss = None
         if labels is not None:
+            check_labels(labels, logits)
             loss = self._token_loss(logits, labels, False, {**kwargs, "shift_labels": labels})
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return RelPosSeq2SeqLMOutput(loss=loss, logits=logits, **others)

@@ -58,6 +58,30 @@ def test_no_target_gives_no_loss_and_no_nan(family: str, name: str) -> None:
     assert loss == 0 and all(weight.grad.isfinite().all() for weight in model.parameters())
 
 
+@pytest.mark.parametrize(
+    "family, name", [("decoder", "CausalLM"), ("encoder", "MaskedLM"), ("encoder", "TokenClassification")]
+)
+def test_labels_that_do_not_fit_are_refused(family: str, name: str) -> None:
+    model, ids = head(family, name), ids_of()
+    for labels in (ids[:, 1:], ids[0], ids[:1], ids.double()):
+        with pytest.raises(ValueError, match=r"labels of shape .* are refused: expected whole numbers of shape \(2, 11\)"):
+            model(ids, labels=labels)
+
+
+@pytest.mark.parametrize("name", [name for name in dir(hf_relpos) if name.startswith("RelPos") and "Config" not in name])
+def test_configuration_of_another_family_is_refused(name: str) -> None:
+    """Also where its fields would do, and left as it was."""
+    kind = getattr(hf_relpos, name)
+    for given in (hf_relpos.RelPosDecoderConfig(), hf_relpos.RelPosEncoderConfig(), hf_relpos.RelPosSeq2SeqConfig.t5()):
+        if type(given) is not kind.config_class:
+            before = given.to_dict()
+            with pytest.raises(
+                ValueError, match=f"^{name} takes a {kind.config_class.__name__} .*, got {type(given).__name__}"
+            ):
+                kind(given)
+            assert given.to_dict() == before
+
+
 def test_masked_loss() -> None:
     """Not shifted: each label belongs to the token of its own place."""
     model, ids = head("encoder", "MaskedLM"), ids_of()

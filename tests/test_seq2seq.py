@@ -293,6 +293,15 @@ def test_names_and_kinds_of_cache() -> None:
         model(**given, memory=None)
 
 
+def test_targets_that_do_not_fit_are_refused() -> None:
+    given = inputs()
+    model = ROPE.model(head=True, decoder_start_token_id=0)
+    with pytest.raises(ValueError, match="the source has a batch of 2, the target a batch of 1"):
+        model(given["input_ids"], decoder_input_ids=given["decoder_input_ids"][:1])
+    with pytest.raises(ValueError, match=r"labels of shape .* are refused: expected whole numbers of shape"):
+        model(given["input_ids"], decoder_input_ids=given["decoder_input_ids"], labels=given["decoder_input_ids"][:, 1:])
+
+
 def test_logits_to_keep() -> None:
     model, given = ROPE.model(head=True), inputs()
     logits = model(**given).logits
