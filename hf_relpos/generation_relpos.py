@@ -17,6 +17,22 @@ from transformers.generation import GenerationMixin
 from .position_builder import build_positions
 from .segment_memory import SegmentMemory
 from .segment_memory import check_memory
+from .segment_memory import rows_of
+
+
+def _check_ids(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, least: int = 0) -> None:
+    """Refuse, by a ValueError, what is no batch of token ids, of `least` tokens at least, with a mask of the same shape."""
+    if not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2 or input_ids.shape[1] < least:
+        given = (
+            f"shape {tuple(input_ids.shape)}" if isinstance(input_ids, torch.Tensor) else f"type {type(input_ids).__name__}"
+        )
+        tokens = f", at least {least} token a row" if least else ""
+        raise ValueError(f"input_ids of {given} are refused: expected a tensor of shape (batch, sequence){tokens}")
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has the shape {tuple(attention_mask.shape)}, expected {tuple(input_ids.shape)}: that of input_ids, "
+            "without what is remembered"
+        )
 
 
 class MemoryGenerationMixin(GenerationMixin):
@@ -85,6 +101,7 @@ class MemoryGenerationMixin(GenerationMixin):
         self._needs_memory("read")
         if segment_len < 1:
             raise ValueError(f"segment_len={segment_len} must be at least 1")
+        _check_ids(input_ids, attention_mask)
         remembered = memory or self.empty_memory(input_ids.shape[0])
         for start in range(0, input_ids.shape[1], segment_len):
             part = slice(start, start + segment_len)
@@ -103,7 +120,7 @@ class MemoryGenerationMixin(GenerationMixin):
             The cache, and `(batch, remembered)` 1 for tokens and 0 where a row remembers less than the longest.
         """
         self._needs_memory("memory_to_cache")
-        config, batch = self.config, len(memory[1])
+        config, batch = self.config, rows_of(memory)
         like = torch.empty(1, 1, config.hidden_size, dtype=self.dtype, device=self.device)
         memory = check_memory(memory, batch, config.num_hidden_layers, config.mem_len, like)
         tokens = int(memory.length.max())
@@ -141,10 +158,15 @@ class MemoryGenerationMixin(GenerationMixin):
         if memory is None:
             return super().generate(inputs, generation_config, *args, **kwargs)  # pyright: ignore
         ids = kwargs.pop("input_ids", None) if inputs is None else inputs
-        if ids is None or kwargs.get("cache") is not None:
-            raise ValueError("generation from a memory takes input_ids, and no cache beside the memory")
-        if ids.shape[0] != len(memory[1]):
-            raise ValueError(f"the memory has {len(memory[1])} rows, input_ids have {ids.shape[0]}")
+        beside = [name for name in ("cache", "past_key_values", "cache_implementation") if kwargs.get(name) is not None]
+        if ids is None or beside:
+            wrong = f"got {', '.join(beside)}" if beside else "got no input_ids"
+            raise ValueError(f"generation from a memory takes input_ids, and no cache beside the memory: {wrong}")
+        _check_ids(ids, kwargs.get("attention_mask"), least=1)
+        if ids.shape[0] != rows_of(memory):
+            raise ValueError(f"the memory has {rows_of(memory)} rows, input_ids have {ids.shape[0]}")
+        if kwargs.get("reset_mask") is not None:
+            raise ValueError("reset_mask is refused by generate: memory.reset(rows) forgets what rows have read")
         if kwargs.get("position_ids") is not None:
             raise ValueError(
                 "position_ids are refused beside a memory, which holds no numbers to go on from: tokens are counted"

@@ -101,8 +101,8 @@ def build_positions(
     past, keys, offset = cached if cached is not None else (memory_slots, memory_slots + sequence, 0)
     start = past - offset
     given_mask = valid = key_valid = None
-    if attention_mask is not None and attention_mask.dim() == 4:
-        given_mask = as_visible(attention_mask)
+    if attention_mask is not None and attention_mask.dim() != 2:
+        given_mask = _ready_mask(attention_mask, shape, keys)
     elif cached is None:
         valid = key_valid = key_mask(attention_mask, sequence, sequence)
     else:
@@ -169,6 +169,18 @@ def source_positions(queries: int, source: torch.Tensor, attention_mask: torch.T
     return Positions(query, key, key, query, start=keys - queries, contiguous=True, causal=False, given_mask=shown)
 
 
+def _ready_mask(attention_mask: torch.Tensor, shape: tuple[int, int], keys: int) -> torch.Tensor:
+    """A mask of four dimensions as booleans, or a ValueError for any other shape: it says nothing about single tokens."""
+    expected = (shape[0], 1, shape[1], keys)
+    given = attention_mask.shape
+    if len(given) != 4 or any(size not in (1, full) for size, full in zip(given, expected, strict=True)) or given[3] != keys:
+        raise ValueError(
+            f"attention_mask of shape {tuple(given)} is refused: expected (batch, tokens), 1 for tokens and 0 for padding, or "
+            f"{expected}: (batch, 1, query, key), the slots of a memory or cache first among the keys"
+        )
+    return as_visible(attention_mask)
+
+
 def _documents(
     shape: tuple[int, int],
     device: torch.device,
@@ -180,9 +192,11 @@ def _documents(
     """Tokens before each query in its document, `(batch|1, sequence)`, and the number of its document or None."""
     if valid is not None and valid.shape[0] not in (1, shape[0]):
         raise ValueError(f"attention_mask has {valid.shape[0]} rows, the input a batch of {shape[0]}")
-    if reset_mask is not None and (cached is not None or tuple(reset_mask.shape) != shape):
+    found = tuple(reset_mask.shape) if isinstance(reset_mask, torch.Tensor) else None
+    if reset_mask is not None and (cached is not None or found != shape):
         reason = "a KV cache continues one document" if cached is not None else f"expected the shape {shape}"
-        raise ValueError(f"reset_mask of shape {tuple(reset_mask.shape)} is refused: {reason}")
+        given = f"of shape {found}" if found is not None else f"{reset_mask!r}, which is no tensor,"
+        raise ValueError(f"reset_mask {given} is refused: {reason}")
     reset = None if reset_mask is None else reset_mask.bool()
     if cached is not None and valid is not None:
         own = torch.arange(shape[1], device=device) + cached[0]

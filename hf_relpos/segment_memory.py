@@ -51,6 +51,14 @@ class SegmentMemory(NamedTuple):
         return SegmentMemory(torch.cat([empty, self.hidden], 2), self.length)
 
 
+def rows_of(memory: SegmentMemory) -> int:
+    """How many rows a memory has; a ValueError for what is none."""
+    if not isinstance(memory, tuple | list) or len(memory) != 2 or not all(isinstance(part, torch.Tensor) for part in memory):
+        parts = f" of {', '.join(type(part).__name__ for part in memory)}" if isinstance(memory, tuple | list) else ""
+        raise ValueError(f"memory must be a SegmentMemory(hidden, length) of two tensors, got {type(memory).__name__}{parts}")
+    return len(memory[0])
+
+
 def check_memory(memory: SegmentMemory, batch: int, layers: int, slots: int, like: torch.Tensor) -> SegmentMemory:
     """Refuse a memory that another model, another batch or another setting made.
 
@@ -62,8 +70,7 @@ def check_memory(memory: SegmentMemory, batch: int, layers: int, slots: int, lik
     Raises:
         ValueError: names what does not fit and what is expected.
     """
-    if not isinstance(memory, tuple | list) or len(memory) != 2 or not all(isinstance(part, torch.Tensor) for part in memory):
-        raise ValueError(f"memory must be a SegmentMemory(hidden, length), got {type(memory).__name__}")
+    rows_of(memory)
     memory = SegmentMemory(*memory)
     expected = (batch, layers, slots, like.shape[-1])
     if tuple(memory.hidden.shape) != expected:

@@ -178,6 +178,10 @@ def broken_memories() -> dict[str, tuple[Any, str]]:
             r"between 0 and mem_len=5, got \[6, 6\]",
         ),
         "kind": (torch.zeros(2, 2, 5, size), "must be a SegmentMemory.*got Tensor"),
+        "a number as length": (
+            SegmentMemory(torch.zeros(2, 2, 5, size), 5),
+            "of two tensors, got SegmentMemory of Tensor, int",
+        ),  # type: ignore[arg-type]
     }
 
 

@@ -220,6 +220,20 @@ def test_a_memory_that_does_not_fit_is_refused():
         model.generate(PROMPT, memory=memory, cache=model.memory_to_cache(memory)[0])
     with pytest.raises(ValueError, match="takes input_ids"):
         model.generate(memory=memory)
+    for name in ("past_key_values", "cache_implementation"):
+        with pytest.raises(ValueError, match=f"no cache beside the memory: got {name}"):
+            model.generate(PROMPT, memory=memory, **{name: "static"})
+    with pytest.raises(ValueError, match="must be a SegmentMemory"):
+        model.generate(PROMPT, memory=memory.hidden)
+    with pytest.raises(ValueError, match="reset_mask is refused by generate"):
+        model.generate(PROMPT, memory=memory, reset_mask=True)
+    with pytest.raises(ValueError, match="at least 1 token a row"):
+        model.generate(PROMPT[:, :0], memory=memory)
+    with pytest.raises(ValueError, match="that of input_ids, without what is remembered"):
+        model.generate(PROMPT, memory=memory, attention_mask=torch.ones(1, PROMPT.shape[1] + 6))
+    for ids in (PROMPT[0], PROMPT.tolist(), "text"):
+        with pytest.raises(ValueError, match="input_ids of .* are refused: expected a tensor of shape"):
+            model.read(ids)
     with pytest.raises(ValueError, match="use_cache=False"):
         model.generate(PROMPT, memory=memory, use_cache=False)
     with pytest.raises(ValueError, match="segment_len=0"):

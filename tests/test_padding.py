@@ -95,6 +95,13 @@ def test_misfits_are_refused(family: str) -> None:
         model(ids, position_ids=torch.arange(7)[None])
     with pytest.raises(ValueError, match=r"reset_mask of shape \(2, 10\) is refused: expected the shape \(2, 11\)"):
         model(ids, reset_mask=torch.zeros(2, 10))
+    with pytest.raises(ValueError, match="reset_mask True, which is no tensor, is refused: expected the shape"):
+        model(ids, reset_mask=True)
+    for shape in ((2, 11, 11), (2, 1, 11, 10), (3, 1, 11, 11), (2, 1, 10, 11)):
+        with pytest.raises(
+            ValueError, match=r"attention_mask of shape .* is refused: .*, or \(2, 1, 11, 11\): .batch, 1, query"
+        ):
+            model(ids, attention_mask=torch.ones(shape))
     with pytest.raises(ValueError, match="token id 37 is beyond vocab_size=37"):
         model(torch.full((1, 2), 37))
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
