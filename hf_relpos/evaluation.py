@@ -45,6 +45,8 @@ def language_model_metrics(prediction: EvalPrediction, byte_count: int | None = 
         byte_count: UTF-8 bytes of the text that was predicted; None where bits per byte have no meaning.
     """
     nll, correct, tokens = np.asarray(prediction.predictions, dtype=np.float64).sum(0)
+    if not tokens:
+        raise ValueError("there is nothing to evaluate: no token is a target (all labels are -100, or texts have one token)")
     metrics = {"loss": nll / tokens, "tokens": int(tokens)}
     metrics |= compute_metric("perplexity", nll=[nll], tokens=[int(tokens)])
     metrics |= compute_metric("token_accuracy", correct=[int(correct)], tokens=[int(tokens)])

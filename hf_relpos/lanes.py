@@ -42,7 +42,12 @@ class LaneView(Dataset):
         if rows < 1 or len(blocks) < rows:
             raise ValueError(f"{len(blocks)} blocks cannot fill {rows} lanes: a lane needs a block at least")
         self.blocks, self.rows, self.steps = blocks, rows, len(blocks) // rows
-        self.block_size = len(blocks[0]["input_ids"])
+        self.block_size = self._size(0)
+        if not self.block_size:
+            raise ValueError("block 0 has no tokens: lanes need blocks of one length, at least 1")
+        # A list costs nothing to look through before anything is trained; of other tables, the last block is the likeliest.
+        for index in range(len(self)) if isinstance(blocks, list | tuple) else [len(self) - 1]:
+            self._size(index)
 
     def __len__(self) -> int:
         return self.steps * self.rows
@@ -56,14 +61,17 @@ class LaneView(Dataset):
             block["reset_mask"][0] = 1
         return block
 
+    def _size(self, index: int, block: Any = None) -> int:
+        """Tokens of a block, or a ValueError if it has not as many as the first."""
+        size = len(ids_of(self.blocks[index] if block is None else block, index))
+        if size != (expected := getattr(self, "block_size", size)):
+            raise ValueError(f"block {index} has {size} tokens and block 0 has {expected}: lanes need blocks of one length")
+        return size
+
     def _complete(self, index: int) -> Columns:
         """A block with targets; where the table has none, the last target is the first token of the next block."""
         block = read_row(self.blocks, index)
-        if len(block["input_ids"]) != self.block_size:
-            raise ValueError(
-                f"block {index} has {len(block['input_ids'])} tokens and block 0 has {self.block_size}: "
-                "lanes need blocks of one length"
-            )
+        self._size(index, block)
         if not block.keys() >= TARGETS and index + 1 < len(self.blocks):
             following = read_row(self.blocks, index + 1)
             block = {name: torch.cat([values, following[name][:1]]) for name, values in block.items()}
@@ -128,15 +136,24 @@ class Streams:
 def read_row(blocks: Any, index: int) -> Columns:
     """A row of a block table as new integer tensors `(block_size,)`; what is no sequence of numbers is left out."""
     given = blocks[index]
-    if not isinstance(given, dict) or "input_ids" not in given:
-        found = list(given) if isinstance(given, dict) else type(given).__name__
-        raise ValueError(f"block {index} must be a dict with input_ids, found {found}")
+    ids_of(given, index)
     row = {name: torch.as_tensor(values) for name, values in given.items() if isinstance(values, NUMBERS)}
     size = len(row["input_ids"])
     for name, values in row.items():
         if values.shape != (size,):
             raise ValueError(f"block {index} has {size} input_ids but {name} of shape {tuple(values.shape)}")
     return {name: values.to(torch.long, copy=True) for name, values in row.items()}
+
+
+def ids_of(block: Any, index: int) -> Any:
+    """The `input_ids` of a row of a block table, or a ValueError that says what was found in its place."""
+    found = list(block) if isinstance(block, dict) else type(block).__name__
+    ids = block.get("input_ids") if isinstance(block, dict) else None
+    if isinstance(ids, NUMBERS):
+        return ids
+    if ids is not None:
+        found = f"input_ids of type {type(ids).__name__}"
+    raise ValueError(f"block {index} must be a dict whose input_ids are a list or tensor of tokens, found {found}")
 
 
 def add_targets(columns: Columns) -> Columns:

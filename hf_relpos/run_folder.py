@@ -32,11 +32,16 @@ def find_checkpoint(run: RunArguments) -> str | None:
         if not Path(wanted, "trainer_state.json").is_file():
             raise ValueError(f"resume_from_checkpoint={wanted!r} is neither true, auto nor the folder of a checkpoint")
         return wanted
-    # Trainer writes its state last: a folder without it was being written when the run was killed.
-    complete = [path.parent for path in Path(run.output_dir).glob("checkpoint-[0-9]*/trainer_state.json")]
-    if not complete and wanted.lower() == "true":
+    last = last_checkpoint(str(run.output_dir))
+    if last is None and wanted.lower() == "true":
         raise ValueError(f"resume_from_checkpoint={wanted}: {run.output_dir} holds no checkpoint")
-    return str(max(complete, key=lambda folder: int(folder.name.split("-")[1]))) if complete else None
+    return last
+
+
+def last_checkpoint(folder: str) -> str | None:
+    """The last checkpoint that was written to its end, or None: Trainer, killed while it saves, leaves one without a state."""
+    complete = [path.parent for path in Path(folder).glob("checkpoint-[0-9]*/trainer_state.json")]
+    return str(max(complete, key=lambda path: int(path.name.split("-")[1]))) if complete else None
 
 
 def check_output_dir(run: RunArguments, record: dict[str, Any]) -> None:

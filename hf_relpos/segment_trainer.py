@@ -7,6 +7,7 @@ holds travels with the Trainer and its checkpoints, where it ends (`reset_mask`)
 stays a function of its arguments.
 """
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hf_relpos.evaluation import language_model_metrics
 from hf_relpos.evaluation import score_rows
 from hf_relpos.lanes import LaneView
 from hf_relpos.lanes import Streams
+from hf_relpos.run_folder import last_checkpoint
 from hf_relpos.segment_memory import SegmentMemory
 
 # Private methods of Trainer that are overridden or called here; a test checks that they exist.
@@ -126,6 +128,12 @@ class SegmentTrainer(Trainer):
 
     # Memory
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's; True goes on from the last checkpoint that was written to its end."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_checkpoint(str(self.args.output_dir)) or True
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:  # again for each size of auto_find_batch_size
         self._forget()
         return super()._inner_training_loop(*args, **kwargs)
@@ -218,4 +226,7 @@ def load_memory(checkpoint: str | Path, lanes: LaneView) -> SegmentMemory:
 
 
 def _load(file: Path) -> dict[str, Any]:
-    return torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{file} is damaged: resume from an earlier checkpoint ({error})") from error

@@ -92,7 +92,14 @@ def test_impossible_tables_are_refused():
     with pytest.raises(ValueError, match="IterableDataset has no lanes"):
         LaneView(table(40).to_iterable_dataset(), rows=1)
     with pytest.raises(ValueError, match="block 1 has 2 tokens and block 0 has 3"):
-        LaneView([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}], rows=1)[1]
+        LaneView([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}], rows=1)
+    with pytest.raises(ValueError, match="block 2 has 1 tokens and block 0 has 3"):
+        LaneView(Dataset.from_list([{"input_ids": ids} for ids in ([1, 2, 3], [4, 5, 6], [7])]), rows=1)
+    with pytest.raises(ValueError, match="block 0 has no tokens"):
+        LaneView([{"input_ids": []}], rows=1)
+    for block in ([1, 2], "text", {"text": "a"}, {"input_ids": "text"}):
+        with pytest.raises(ValueError, match="block 0 must be a dict whose input_ids are a list or tensor of tokens, found"):
+            LaneView([block], rows=1)
     with pytest.raises(ValueError, match="4 input_ids but labels of shape"):
         LaneView([{"input_ids": [1, 2, 3, 4], "labels": [1]}], rows=1)[0]
     with pytest.raises(IndexError):

@@ -112,6 +112,19 @@ def test_what_cannot_be_resumed_is_refused_before_a_step(tmp_path):
     assert anew.ids[0][0] == TEXT[0]["input_ids"].tolist()
 
 
+def test_the_last_checkpoint_is_one_that_was_written_to_its_end(tmp_path):
+    whole = make_trainer(tmp_path, TEXT, **FIELDS | SAVES | {"max_steps": 4})
+    whole.train()
+    (tmp_path / "checkpoint-4" / "trainer_state.json").unlink()  # killed while it was written
+    resumed = make_trainer(tmp_path, TEXT, **FIELDS | {"max_steps": 4})
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.costs == whole.costs[6:]
+    file = memory_file(tmp_path / "checkpoint-3", 0)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match="segment_memory_0.pt is damaged: resume from an earlier checkpoint"):
+        make_trainer(tmp_path, TEXT, **FIELDS).train(resume_from_checkpoint=True)
+
+
 @pytest.mark.parametrize("made_by", ["stock", "save_only_model"])
 def test_a_checkpoint_without_memory_is_refused(tmp_path, made_by):
     options = {"trainer": Trainer} if made_by == "stock" else {"save_only_model": True}

@@ -313,6 +313,12 @@ def test_evaluation_needs_a_text(tmp_path):
         make_trainer(tmp_path, TEXT).evaluate()
 
 
+def test_evaluation_needs_a_target(tmp_path):
+    text = [{"input_ids": [1, 2, 3], "labels": [IGNORED] * 3}]
+    with pytest.raises(ValueError, match="no token is a target"):
+        make_trainer(tmp_path, TEXT, text).evaluate()
+
+
 def test_absolute_schemes_are_refused_with_memory():
     for scheme in ("sinusoidal", "learned_absolute"):
         with pytest.raises(ValueError, match=f"'{scheme}' is refused for mem_len=6"):
