@@ -205,3 +205,16 @@ def _refuse_unknown(names, parser: argparse.ArgumentParser, where: str) -> None:
         if name not in allowed:
             close = difflib.get_close_matches(name, allowed, n=3) or sorted(allowed)
             raise ValueError(f"{where}unknown argument {name!r}; did you mean {' or '.join(map(repr, close))}?")
+
+
+def refuse_counts(data: DataArguments, args: RunArguments) -> None:
+    """Refuse numbers that would end a run only after it has begun to write."""
+    for group in (data, args):
+        for name in ("max_train_samples", "max_eval_samples", "per_device_train_batch_size", "per_device_eval_batch_size"):
+            value = getattr(group, name, None)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+    if not 0 < data.mlm_probability < 1:
+        raise ValueError(f"mlm_probability={data.mlm_probability} must be above 0 and below 1")
+    if not 0 <= args.seed < 2**32:
+        raise ValueError(f"seed={args.seed} must be at least 0 and below 2**32")

@@ -24,6 +24,7 @@ from hf_relpos.arguments import DataArguments
 from hf_relpos.arguments import ModelArguments
 from hf_relpos.arguments import RunArguments
 from hf_relpos.arguments import parse_arguments
+from hf_relpos.arguments import refuse_counts
 from hf_relpos.blocks import MaskingCollator
 from hf_relpos.blocks import count_bytes
 from hf_relpos.blocks import mask_once
@@ -103,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
 def prepare(argv: list[str]) -> Job:
     """Read arguments, text and model, and refuse what cannot work before anything is written."""
     arguments, data, args = parse_arguments(argv)
-    _refuse_counts(data, args)
+    refuse_counts(data, args)
     config = build_config(arguments, data.block_size)
     data.block_size = check_block_size(config, data.block_size)
     documents = _needed_documents(data, args)
@@ -117,7 +118,7 @@ def prepare(argv: list[str]) -> Job:
     set_seed(args.seed)
     model = build_model(arguments, config, tokenizer)
     with args.main_process_first(desc="tokenizing"):
-        train = _training_blocks(documents.train, model, tokenizer, data) if documents.train is not None else None
+        train = _training_blocks(documents.train, model, tokenizer, data, args.seed) if documents.train is not None else None
         texts = {
             prefix: _evaluation_text(rows, model, tokenizer, data)
             for prefix, rows in (("eval", documents.validation), ("test", documents.test))
@@ -225,19 +226,6 @@ def _write_sample(job: Job) -> str | None:
     return text
 
 
-def _refuse_counts(data: DataArguments, args: RunArguments) -> None:
-    """Refuse numbers that would end a run only after it has begun to write."""
-    for group in (data, args):
-        for name in ("max_train_samples", "max_eval_samples", "per_device_train_batch_size", "per_device_eval_batch_size"):
-            value = getattr(group, name, None)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-    if not 0 < data.mlm_probability < 1:
-        raise ValueError(f"mlm_probability={data.mlm_probability} must be above 0 and below 1")
-    if not 0 <= args.seed < 2**32:
-        raise ValueError(f"seed={args.seed} must be at least 0 and below 2**32")
-
-
 def _needed_documents(data: DataArguments, args: RunArguments) -> Documents:
     documents = load_documents(data)
     for split, rows, needed in (
@@ -273,11 +261,15 @@ def _training_blocks(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     data: DataArguments,
+    seed: int,
 ) -> Dataset | IterableDataset:
     block_size = cast(int, data.block_size)
     if isinstance(documents, IterableDataset):
         blocks = pack_stream(documents, tokenizer, block_size)
     else:
+        if getattr(model.config, "mem_len", 0):
+            # Lanes keep the order within documents; neighbours, often alike, need not be read at the same time.
+            documents = documents.shuffle(seed=seed)
         try:
             blocks = pack(documents, tokenizer, block_size, num_proc=data.preprocessing_num_workers)
         except ValueError as error:

@@ -3,9 +3,9 @@
     python tests/benchmarks/memory_gain.py stdlib --output_dir runs/memory
     python tests/benchmarks/memory_gain.py tinyshakespeare --output_dir runs/memory_ts --train_file A --validation_file B
 
-`stdlib` varies the length of the memory. `tinyshakespeare` keeps the setting of configs/tinyshakespeare.yaml and separates what
-memory gives from what reading the text in order costs: shuffled blocks, lanes whose memory is emptied at every block, and lanes
-with memory. Finished runs are kept. Writes results.json, table.md, and two plots: the loss, and the loss by place in the segment.
+`stdlib` varies the length of the memory, `tinyshakespeare` keeps the setting of configs/tinyshakespeare.yaml. Both separate what
+memory gives from what reading the text in order costs: shuffled blocks (`mem_len 0`), lanes whose memory is emptied at every block,
+and lanes with memory. Finished runs are kept. Writes results.json, table.md, and two plots: the loss, and the loss by place in the segment.
 """
 
 import argparse
@@ -34,7 +34,8 @@ QUIET = ["--report_to", "none", "--disable_tqdm", "true", "--sample_tokens", "0"
 def arms(which: str, mem_lens: list[int]) -> dict[str, list[str]]:
     """The name of each arm and its arguments."""
     if which == "stdlib":
-        return {f"mem_len {length}": [*STDLIB, "--mem_len", str(length)] for length in mem_lens}
+        found = {f"mem_len {length}": [*STDLIB, "--mem_len", str(length)] for length in mem_lens}
+        return {"lanes, no memory": [*STDLIB, "--mem_len", "64"]} | found
     lengths = {"shuffled": 0, "lanes, no memory": 64, "lanes, memory 64": 64}
     return {name: [*SHAKESPEARE, "--mem_len", str(length)] for name, length in lengths.items()}
 
