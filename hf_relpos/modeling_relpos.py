@@ -46,10 +46,10 @@ logger = logging.get_logger(__name__)
 
 def check_family(model: RelPosPreTrainedModel, config: Any) -> None:
     """Refuse, by a ValueError, the configuration of another family: most of its fields would fit."""
-    expected = model.config_class.model_type
-    if getattr(config, "model_type", None) != expected:
+    own: Any = model.config_class
+    if getattr(config, "model_type", None) != own.model_type:
         raise ValueError(
-            f"{type(model).__name__} takes a {model.config_class.__name__} (model_type={expected!r}), got {type(config).__name__}"
+            f"{type(model).__name__} takes a {own.__name__} (model_type={own.model_type!r}), got {type(config).__name__}"
         )
 
 
@@ -105,7 +105,7 @@ class RelPosEncoderModel(RelPosStack):
     config: RelPosEncoderConfig
     config_class = RelPosEncoderConfig
 
-    def __init__(self, config: RelPosEncoderConfig) -> None:
+    def __init__(self, config: RelPosConfig) -> None:
         check_family(self, config)
         super().__init__(config)
 
@@ -184,7 +184,7 @@ class RelPosDecoderModel(RelPosStack):
     config: RelPosDecoderConfig
     config_class = RelPosDecoderConfig
 
-    def __init__(self, config: RelPosDecoderConfig) -> None:
+    def __init__(self, config: RelPosConfig) -> None:
         check_family(self, config)
         super().__init__(config)
 

@@ -17,7 +17,7 @@ from hf_relpos.modeling_relpos import RelPosDecoderModel
 
 FIRST_MEMORY = (
     "the first segment has an empty memory, as in the paper's code; transformers gave it mem_len zeros, and attended "
-    "to them: SegmentMemory(zeros, mem_len) brings those numbers back"
+    "to them: SegmentMemory(zeros, lengths), with a tensor of mem_len for each row, brings those numbers back"
 )
 LAYER_RULES = [
     move(
