@@ -76,14 +76,17 @@ def facts(name: str) -> dict[str, Any]:
     acts = "embeddings" if kind.acts_on_embeddings else "queries and keys" if kind.encodes() else "scores"
     if kind is SCHEMES["nope"]:
         acts = "nothing"
-    needs = kind.needs_probabilities(kind.complete({}))
     return {
         "acts on": acts,
         **{use: "no" if use in kind.refuses else "yes" for use in USES},
-        "backends": "eager, sdpa" if needs else "all",
+        "backends": _backends(kind),
         "parameters": size,
         "source": kind.source,
     }
+
+
+def _backends(kind: type[PositionScheme]) -> str:
+    return "eager, sdpa" if kind.needs_probabilities(kind.complete({})) else "all"
 
 
 def page(name: str) -> str:
@@ -144,8 +147,7 @@ def combinations() -> str:
         for added in roles["bias"]:
             kind = scheme_class(f"{rotary}+{added}")
             uses = " | ".join("no" if use in kind.refuses else "yes" for use in USES)
-            backends = "eager" if kind.needs_probabilities(kind.complete({})) else "all"
-            lines.append(f"| `{rotary}+{added}` | {uses} | {backends} |")
+            lines.append(f"| `{rotary}+{added}` | {uses} | {_backends(kind)} |")
     lines += [
         "",
         "## What does not combine",
