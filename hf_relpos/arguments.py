@@ -110,7 +110,8 @@ def computes_bf16() -> bool:
     """Whether this machine multiplies in bfloat16 natively: otherwise it is emulated, and slower than float32."""
     if torch.accelerator.is_available():
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    able = torch.cpu.get_capabilities()
+    asked: Any = getattr(torch.cpu, "get_capabilities", dict)  # an old torch does not tell: then float32 it is
+    able = asked()
     return bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16"))
 
 

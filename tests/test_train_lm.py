@@ -20,6 +20,7 @@ from transformers import Trainer
 from hf_relpos import SCHEMES
 from hf_relpos.__main__ import main as command
 from hf_relpos.arguments import ModelArguments
+from hf_relpos.arguments import computes_bf16
 from hf_relpos.arguments import parse_arguments
 from hf_relpos.arguments import read_yaml
 from hf_relpos.building import build_config
@@ -342,3 +343,11 @@ def test_a_trained_folder_is_gone_on_with(config, tmp_path):
     assert (changed.model.config.mem_len, changed.model.config.sliding_window) == (8, 9)
     with pytest.raises(ValueError, match="has position_scheme='rope', the arguments ask for 'alibi'"):
         prepare([config(), *start, "--position_scheme", "alibi"])
+
+
+def test_a_torch_that_does_not_tell_computes_in_float32(monkeypatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    assert computes_bf16()
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert not computes_bf16()
