@@ -96,6 +96,9 @@ class RunArguments(TrainingArguments):
     position_learning_rate: float | None = argument(
         None, "Learning rate of the tables of position schemes; default: learning_rate."
     )
+    lane_groups: int = argument(
+        1, "With mem_len: groups of lanes that take turns, so that neighbouring steps read different texts."
+    )
     bf16_if_fast: bool = argument(False, "bf16 autocast, where the processor computes in it; else float32.")
     sample_prompt: str | None = argument(None, "Text to continue after training; default: from the validation text.")
     sample_tokens: int = argument(200, "Tokens to sample after training; 0 turns the sample off.")
@@ -211,7 +214,13 @@ def _refuse_unknown(names, parser: argparse.ArgumentParser, where: str) -> None:
 def refuse_counts(data: DataArguments, args: RunArguments) -> None:
     """Refuse numbers that would end a run only after it has begun to write."""
     for group in (data, args):
-        for name in ("max_train_samples", "max_eval_samples", "per_device_train_batch_size", "per_device_eval_batch_size"):
+        for name in (
+            "max_train_samples",
+            "max_eval_samples",
+            "per_device_train_batch_size",
+            "per_device_eval_batch_size",
+            "lane_groups",
+        ):
             value = getattr(group, name, None)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")

@@ -35,7 +35,9 @@ class SegmentTrainer(Trainer):
 
     Training reads the text in `per_device_train_batch_size * processes * gradient_accumulation_steps` lanes: the
     batches of an accumulation window are different streams with a memory each, so that accumulation equals a larger
-    batch. A checkpoint holds the memory, and goes on with any division of the same number of lanes.
+    batch. With `lane_groups` there are so many times as many lanes, in groups that take turns: neighbouring steps then
+    read different texts, as they do when blocks are shuffled. A checkpoint holds the memory, and goes on with any
+    division of the same number of lanes.
 
     Evaluation reads every document (or every one of `eval_streams`) from an empty memory. Its loss, perplexity and
     accuracy weigh every token the same, and depend neither on batch size and processes nor, with the default window,
@@ -44,15 +46,18 @@ class SegmentTrainer(Trainer):
     Args:
         args, kwargs: those of `Trainer`; `compute_loss_func` is handed the aligned `shift_labels` as its labels.
         eval_streams: cut the evaluation text into this many equal streams instead of its documents.
+        lane_groups: groups of lanes that take turns in training, each with a memory.
     """
 
     model: Any
     eval_dataset: Any
 
-    def __init__(self, *args: Any, eval_streams: int | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, eval_streams: int | None = None, lane_groups: int = 1, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if lane_groups < 1:
+            raise ValueError(f"SegmentTrainer: lane_groups={lane_groups} must be at least 1")
         self._refuse_what_breaks_lanes()
-        self.eval_streams = eval_streams
+        self.eval_streams, self.lane_groups = eval_streams, lane_groups
         self.label_names = ["shift_labels"]
         if self.compute_loss_func is None:  # the stock smoothing would shift the labels of a segment once more
             self.compute_loss_func, self.label_smoother = self.label_smoother, None
@@ -83,8 +88,8 @@ class SegmentTrainer(Trainer):
                 raise ValueError(f"SegmentTrainer: {reason}")
 
     def _forget(self) -> None:
-        self._memories: dict[int, SegmentMemory] = {}  # training, one for each batch of an accumulation window
-        self._micro_step = 0
+        self._memories: dict[int, SegmentMemory] = {}  # training, one for each batch that has lanes of its own
+        self._turn = 0
         self._eval_memory: SegmentMemory | None = None
         self._eval_sums: Any = 0
 
@@ -94,8 +99,13 @@ class SegmentTrainer(Trainer):
         """Rows of a batch over all processes; with `split_batches`, Trainer's batch size already counts them all."""
         return batch_size * (1 if self.accelerator.split_batches else self.accelerator.num_processes)
 
+    @property
+    def _turns(self) -> int:
+        """Batches that have lanes of their own: those of an accumulation window, in each group."""
+        return self.args.gradient_accumulation_steps * self.lane_groups
+
     def _train_lanes(self) -> LaneView:
-        return LaneView(self.train_dataset, self._rows(self._train_batch_size) * self.args.gradient_accumulation_steps)
+        return LaneView(self.train_dataset, self._rows(self._train_batch_size) * self._turns)
 
     def get_train_dataloader(self) -> DataLoader:
         return self._loader(self._train_lanes(), "Training", self._train_batch_size, is_training=True)
@@ -140,16 +150,16 @@ class SegmentTrainer(Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
-        self._micro_step = 0 if self.accelerator.sync_gradients else self._micro_step + 1
+        self._turn = (self._turn + 1) % self._turns
         return loss
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         if model.training:
-            inputs = inputs | {"labels": inputs["shift_labels"], "memory": self._memories.get(self._micro_step)}
+            inputs = inputs | {"labels": inputs["shift_labels"], "memory": self._memories.get(self._turn)}
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-            self._memories[self._micro_step], outputs = self._take_memory(outputs)
+            self._memories[self._turn], outputs = self._take_memory(outputs)
         else:
             targets = inputs["shift_labels"]
             inputs = {name: values for name, values in inputs.items() if "labels" not in name}
@@ -179,7 +189,9 @@ class SegmentTrainer(Trainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        memories = [[part.cpu() for part in memory] for _, memory in sorted(self._memories.items())]
+        empty = SegmentMemory(*(torch.zeros_like(part) for part in next(iter(self._memories.values()))))
+        turns = (self._memories.get(turn, empty) for turn in range(self._turns))  # the last ones may not have begun
+        memories = [[part.cpu() for part in memory] for memory in turns]
         state = {"memories": memories, "processes": self.args.world_size, "steps": self._train_lanes().steps}
         torch.save(state, memory_file(output_dir, self.args.process_index))
         self.accelerator.wait_for_everyone()  # then process 0 writes the trainer state: the checkpoint is complete
@@ -190,9 +202,11 @@ class SegmentTrainer(Trainer):
             return
         lanes = self._train_lanes()
         memory = load_memory(checkpoint, lanes).to(self.args.device)
-        shape = self.args.gradient_accumulation_steps, self.accelerator.num_processes, -1
+        shape = self._turns, self.accelerator.num_processes, -1
         own = torch.arange(lanes.rows).view(shape)[:, self.accelerator.process_index]
-        self._memories = {step: memory.select(rows) for step, rows in enumerate(own)}
+        memories = (memory.select(rows) for rows in own)
+        self._memories = {turn: part for turn, part in enumerate(memories) if part.length.any()}
+        self._turn = self.state.global_step * self.args.gradient_accumulation_steps % self._turns
 
 
 def memory_file(checkpoint: str | Path, process: int) -> Path:

@@ -141,7 +141,8 @@ def build_trainer(
     masked = is_masked(model.config)
     args.label_names = ["labels"] if masked else ["shift_labels"]
     blocks: Any = validation and validation.blocks
-    kind = SegmentTrainer if getattr(model.config, "mem_len", 0) and not masked else Trainer
+    remembers = getattr(model.config, "mem_len", 0) and not masked
+    kind = partial(SegmentTrainer, lane_groups=args.lane_groups) if remembers else Trainer
     return kind(
         model=model,
         args=args,

@@ -48,6 +48,22 @@ def test_a_resumed_run_computes_the_same_bits(tmp_path, options):
         assert len(resumed.costs) == 2 * (14 - step)
 
 
+def test_groups_of_lanes_go_on_where_they_stopped(tmp_path):
+    """Within the first round, when some groups have no memory yet, and within later ones."""
+    fields = FIELDS | {"per_device_train_batch_size": 1}
+
+    def trainer(**more):
+        return make_trainer(tmp_path, TEXT, options={"lane_groups": 4}, **fields | more)
+
+    whole = trainer(**SAVES)
+    whole.train()
+    for step in (1, 6, 9, 12):
+        resumed = trainer()
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert resumed.ids == whole.ids[2 * step :] and len(resumed.costs) == 2 * (14 - step)
+        assert resumed.costs == whole.costs[2 * step :]
+
+
 def test_without_the_memory_the_losses_differ(tmp_path):
     """The control: what the other tests compare does depend on the memory in the checkpoint."""
     whole = make_trainer(tmp_path, TEXT, **FIELDS | SAVES)

@@ -143,6 +143,19 @@ def test_training_losses_are_those_of_one_long_pass(tmp_path, scheme):
     assert logged(trainer) == pytest.approx(nll.view(4, 18, 8).mean((0, 2)).tolist() * 2, abs=5e-6)
 
 
+@pytest.mark.parametrize("batches", [1, 2])
+def test_groups_of_lanes_take_turns(tmp_path, batches):
+    """With a learning rate of 0 the losses of the turns are those of their lanes, each read with its own memory."""
+    fields = {"learning_rate": 0.0, "max_steps": 36, "per_device_train_batch_size": 2 // batches}
+    fields["gradient_accumulation_steps"] = batches
+    alone = train(tmp_path, **fields | {"per_device_train_batch_size": 4 // batches, "max_steps": 18})
+    trainer = train(tmp_path, options={"lane_groups": 2}, **fields)
+    lanes = [torch.tensor(watched.ids).view(18, 4, 8) for watched in (alone, trainer)]
+    assert torch.equal(*lanes)
+    in_turn = torch.tensor(logged(trainer)).view(18, 2).mean(1)
+    assert in_turn.tolist() == pytest.approx(logged(alone), abs=5e-6)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_accumulation_is_a_larger_batch(tmp_path, smoothing):
     losses = []
@@ -298,6 +311,8 @@ def test_the_original_window_is_carried_like_by_hand(tmp_path):
         ({"dataloader_in_order": False, "dataloader_num_workers": 1}, "dataloader_in_order=False"),
         ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=True"),
         ({"per_device_train_batch_size": 100}, "72 blocks cannot fill 100 lanes"),
+        ({"per_device_train_batch_size": 10, "options": {"lane_groups": 10}}, "72 blocks cannot fill 100 lanes"),
+        ({"options": {"lane_groups": 0}}, "lane_groups=0 must be at least 1"),
         ({"model": make_model(mem_len=0)}, "mem_len=0 has no memory"),
         ({"model": RelPosEncoderForMaskedLM(RelPosEncoderConfig(mem_len=4))}, "it trains causal models"),
         ({"train": TEXT.to_iterable_dataset(), "max_steps": 1}, "IterableDataset has no lanes"),
