@@ -41,7 +41,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         adamw: the optimizer of everything else.
     """
 
-    def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.AdamW) -> None:
+    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
         self.muon, self.adamw = muon, adamw
         super().__init__([*muon.param_groups, *adamw.param_groups], {"lr": adamw.defaults["lr"]})
         self._share_groups()
@@ -93,10 +93,6 @@ class OptimizerFactory:
             position_learning_rate: of position tables, which start near 0 and must grow to the size of scores; by default as all.
         """
         kinds = split_parameters(model)
-        if muon_learning_rate is not None and not hasattr(torch.optim, "Muon"):
-            raise ValueError(
-                f"muon_learning_rate={muon_learning_rate} needs Muon, which torch has from 2.9 on: {torch.__version__}"
-            )
         if muon_learning_rate is not None and not kinds["matrices"]:
             raise ValueError(f"muon_learning_rate={muon_learning_rate}: the model has no matrices in layers")
         decayed = kinds["decayed"] + (kinds["matrices"] if muon_learning_rate is None else [])

@@ -9,8 +9,6 @@ from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderForCausalLM
 from hf_relpos.optimization import OptimizerFactory
 
-with_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
-
 
 def small_model() -> RelPosDecoderForCausalLM:
     torch.manual_seed(0)
@@ -27,7 +25,6 @@ def take_steps(model, optimizer, count: int, seed: int) -> None:
         optimizer.zero_grad()
 
 
-@with_muon
 def test_every_parameter_has_exactly_one_optimizer() -> None:
     model = small_model()
     optimizer = OptimizerFactory()(model, muon_learning_rate=0.02, learning_rate=1e-3, weight_decay=0.1)
@@ -38,7 +35,6 @@ def test_every_parameter_has_exactly_one_optimizer() -> None:
     assert id(model.model.embed_tokens.weight) not in by_muon
 
 
-@with_muon
 def test_a_schedule_reaches_both() -> None:
     optimizer = OptimizerFactory()(small_model(), muon_learning_rate=0.02, learning_rate=1e-3)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
@@ -46,7 +42,6 @@ def test_a_schedule_reaches_both() -> None:
     assert optimizer.adamw.param_groups[0]["lr"] == pytest.approx(5e-4)
 
 
-@with_muon
 def test_a_saved_state_resumes_bit_for_bit() -> None:
     model = small_model()
     optimizer = OptimizerFactory()(model, muon_learning_rate=0.02, learning_rate=1e-3)
@@ -71,14 +66,6 @@ def test_position_tables_have_a_rate_of_their_own() -> None:
     assert len(rates) == len(list(model.parameters()))
 
 
-@with_muon
 def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="no matrices in layers"):
         OptimizerFactory()(torch.nn.Linear(4, 4), muon_learning_rate=0.02, learning_rate=1e-3)
-
-
-def test_a_torch_without_muon_is_named(monkeypatch) -> None:
-    monkeypatch.delattr(torch.optim, "Muon", raising=False)
-    with pytest.raises(ValueError, match=r"muon_learning_rate=0\.02 needs Muon, which torch has from 2\.9 on"):
-        OptimizerFactory()(small_model(), muon_learning_rate=0.02, learning_rate=1e-3)
-    OptimizerFactory()(small_model(), position_learning_rate=0.02, learning_rate=1e-3)
