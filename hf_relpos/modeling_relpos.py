@@ -214,9 +214,10 @@ class RelPosDecoderModel(RelPosStack):
             reset_mask: `(batch, sequence)` true on the first token of each document: nothing before it is seen.
         """
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
+        config: Any = self.config  # what may be left out of it is complete by now
         force_eager = self._wants_attentions(kwargs)
         if isinstance(attention_mask, dict):
-            attention_mask = attention_mask[cast(list[str], self.config.layer_types)[0]]
+            attention_mask = attention_mask[config.layer_types[0]]
         embeds = self._embed_ids(input_ids, inputs_embeds)
         batch, sequence = embeds.shape[:2]
         if use_cache is None and cache is None and reset_mask is not None:
@@ -227,7 +228,7 @@ class RelPosDecoderModel(RelPosStack):
             (batch, sequence),
             embeds,
             causal=True,
-            window=cast(int | None, self.config.sliding_window),
+            window=config.sliding_window,
             attention_mask=attention_mask,
             position_ids=number_all_keys(cache, position_ids, (batch, sequence), len(self.layers)),
             reset_mask=reset_mask,
@@ -611,7 +612,8 @@ class RelPosEncoderForMultipleChoice(RelPosEncoderForSequenceClassification):
         choices = next(value.shape[1] for value in tensors.values() if isinstance(value, torch.Tensor) and value.dim() > 2)
         flat = {name: value.flatten(0, 1) if isinstance(value, torch.Tensor) else value for name, value in tensors.items()}
         outputs = super().forward(**flat, return_dict=True)
-        logits = cast(torch.Tensor, outputs.logits).view(-1, choices)
+        scores: Any = outputs.logits
+        logits = scores.view(-1, choices)
         loss = nn.functional.cross_entropy(logits, labels) if labels is not None else None
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

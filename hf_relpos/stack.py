@@ -85,8 +85,9 @@ class RelPosPreTrainedModel(PreTrainedModel):
             positions = build_positions((1, length), like, causal=config.causal, window=window, cached=seen)
             prepared = stack.prepare(positions)
             for number, scheme in enumerate(stack.layer_schemes()):
-                attention = stack.layers[number].attention
-                query = like.new_zeros(1, config.num_attention_heads, length, config.head_dim)
+                attention: Any = stack.layers[number].attention
+                shape: Any = (1, config.num_attention_heads, length, config.head_dim)
+                query = like.new_zeros(shape)
                 given = scheme.for_layer(prepared[type(scheme)], attention)
                 terms = scheme.score_terms(positions, given, query, query)
                 names = config.position_scheme
