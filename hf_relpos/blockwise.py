@@ -145,7 +145,8 @@ def _attend_rows(
     low, high = terms.span or positions.bounds
     near = low - positions.bounds[0]
     # Without far distances, hidden ones get vectors too: then the products of a block are whole, and need not be copied.
-    room = min(distances, high - low + BLOCK) if near <= 0 <= high and positions.causal else 0
+    ordered = positions.causal and positions.given_mask is None
+    room = min(distances, high - low + BLOCK) if near <= 0 <= high and ordered else 0
 
     def table(vectors: torch.Tensor | None) -> torch.Tensor | None:
         return None if vectors is None else _padded(vectors.to(query.dtype), room)

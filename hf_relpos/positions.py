@@ -124,7 +124,8 @@ class Positions:
             start = self.start if isinstance(self.start, int) else None
             low = 1 - keys if start is None else 1 - queries - start
             high = keys - 1 - (start or 0)
-            return low, min(high, 0) if self.causal else high
+            ordered = self.causal and self.given_mask is None  # the caller's mask may show the future, as for a prefix
+            return low, min(high, 0) if ordered else high
         return int(self.distance.min()), int(self.distance.max())
 
     @lazy

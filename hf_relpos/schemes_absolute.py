@@ -47,9 +47,10 @@ class LearnedAbsolute(PositionScheme):
         init.normal_(self.position_embeddings, std=std)
 
     def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:
-        if not torch.compiler.is_compiling() and (last := int(in_document.max())) >= self.bound:
+        first, last = (0, 0) if torch.compiler.is_compiling() else (int(in_document.min()), int(in_document.max()))
+        if first < 0 or last >= self.bound:
             raise ValueError(
-                f"position {last} is beyond the learned positions 0 to {self.bound - 1}: learned_absolute is bounded by "
+                f"position {first if first < 0 else last} is beyond the learned positions 0 to {self.bound - 1}: learned_absolute is bounded by "
                 f"max_position_embeddings={self.bound}; shorten the text or choose a relative scheme"
             )
         return hidden_states + self.position_embeddings[in_document]

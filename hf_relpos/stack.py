@@ -162,9 +162,20 @@ class RelPosStack(RelPosPreTrainedModel):
             return inputs_embeds
         if input_ids is None or inputs_embeds is not None:
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
-        if not torch.compiler.is_compiling() and input_ids.numel() and int(input_ids.max()) >= self.config.vocab_size:
-            raise ValueError(f"token id {int(input_ids.max())} is beyond vocab_size={self.config.vocab_size}")
+        if not torch.compiler.is_compiling():
+            self._check_ids(input_ids)
         return self.embed_tokens(input_ids)
+
+    def _check_ids(self, input_ids: Any) -> None:
+        """Refuse what is no batch of token ids."""
+        if not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point():
+            found = f"{tuple(input_ids.shape)} {input_ids.dtype}" if isinstance(input_ids, torch.Tensor) else type(input_ids)
+            raise ValueError(f"input_ids must be a tensor of integers (batch, sequence), found {found}")
+        if input_ids.numel() and (int(input_ids.max()) >= self.config.vocab_size or int(input_ids.min()) < 0):
+            wrong = int(input_ids.max() if input_ids.min() >= 0 else input_ids.min())
+            raise ValueError(
+                f"token id {wrong} is beyond vocab_size={self.config.vocab_size}: 0 to {self.config.vocab_size - 1}"
+            )
 
     def _check_memory(self, memory: SegmentMemory | None, embeds: torch.Tensor) -> SegmentMemory | None:
         """The memory, if it fits this model and the batch of `embeds`; else a ValueError."""

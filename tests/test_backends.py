@@ -37,11 +37,14 @@ def inputs_of(case: Case) -> dict[str, dict[str, Any]]:
     mask[0, :4], reset[1, 5] = 0, 1
     between = torch.ones_like(mask)
     between[1, 3:5] = 0
+    prefix = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    prefix[:, :5] = True
     kinds: dict[str, dict[str, Any]] = {
         "plain": {},
         "left padding": {"attention_mask": mask},
         "padding between": {"attention_mask": between},
         "documents": {"reset_mask": reset},
+        "prefix that sees itself": {"attention_mask": prefix[None, None].expand(BATCH, -1, -1, -1)},
         "position_ids": {"position_ids": torch.arange(LENGTH)[None] * 2},
     }
     return kinds
@@ -55,7 +58,8 @@ def pair(case: Case, implementation: str, **fields: Any) -> tuple[Any, Any]:
 def assert_same(case: Case, plain: Any, other: Any, backward: bool) -> None:
     """Compare hidden states, and gradients of all parameters, over all kinds of inputs."""
     for kind, given in inputs_of(case).items():
-        valid = given.get("attention_mask", torch.ones(BATCH, LENGTH)).bool()
+        mask = given.get("attention_mask")
+        valid = torch.ones(BATCH, LENGTH).bool() if mask is None or mask.dim() == 4 else mask.bool()
         wanted, found = (model(ids_of(), **given).last_hidden_state[valid] for model in (plain, other))
         torch.testing.assert_close(found, wanted, **EXACT, msg=lambda text, kind=kind: f"{kind}: {text}")
         if backward:

@@ -104,6 +104,11 @@ def test_misfits_are_refused(family: str) -> None:
             model(ids, attention_mask=torch.ones(shape))
     with pytest.raises(ValueError, match="token id 37 is beyond vocab_size=37"):
         model(torch.full((1, 2), 37))
+    with pytest.raises(ValueError, match="token id -1 is beyond vocab_size=37: 0 to 36"):
+        model(torch.full((1, 2), -1))
+    for wrong in (torch.zeros(3, dtype=torch.long), torch.zeros(1, 3), [[1, 2]]):
+        with pytest.raises(ValueError, match=r"input_ids must be a tensor of integers \(batch, sequence\), found"):
+            model(wrong)
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
         model()
     with pytest.raises(TypeError, match="unknown arguments: attention_masks"):
