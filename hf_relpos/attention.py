@@ -177,11 +177,10 @@ class RelPosAttention(nn.Module):
             bias = dense_bias(terms, positions, query, all_keys, scheme.scale())
             if terms.key_offset is not None:
                 query = query + terms.key_offset[:, None].to(query.dtype)
-        implementation = "sdpa" if path in ("fused", "dense") else path
-        if implementation == "flex_attention" and bias is not None:
+        if path == "flex_attention" and bias is not None:
             bias = bias.expand(query.shape[0], -1, -1, -1)
         return self._call_backend(
-            implementation,
+            path,
             query,
             key,
             value,
@@ -193,7 +192,7 @@ class RelPosAttention(nn.Module):
 
     def _call_backend(
         self,
-        implementation: str,
+        path: str,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -201,6 +200,7 @@ class RelPosAttention(nn.Module):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Call an attention function of transformers; the output is `(batch, query, heads, head_dim)`."""
+        implementation = "sdpa" if path in ("fused", "dense") else path
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         mask = backend_mask(positions, implementation, query.shape[0], query.dtype)
         dropout = self.attention_dropout if self.training else 0.0
@@ -250,7 +250,5 @@ class RelPosCrossAttention(RelPosAttention):
         query = self._heads(self.q_proj(hidden_states))
         key, value = self._project_source(source, cache)
         path = self.path(None, positions, force_eager)
-        output, probabilities = self._call_backend(
-            "sdpa" if path == "fused" else path, query, key, value, positions, scaling=scaling
-        )
+        output, probabilities = self._call_backend(path, query, key, value, positions, scaling=scaling)
         return self.o_proj(output.flatten(2)), probabilities

@@ -53,6 +53,10 @@ class Plan(NamedTuple):
     seed: int
     dense: Callable[..., torch.Tensor] | None
 
+    def first(self, block: "Block") -> int:
+        """The entry that a block's first distance would have in the tables of vectors; it may lie outside of them."""
+        return block.distances.start - self.near
+
 
 class Block(NamedTuple):
     """One block: its rows among the queries that run backwards, its columns among the keys, its distances in the tables."""
@@ -73,13 +77,12 @@ def cut_blocks(positions: Positions) -> Iterator[Block]:
 
     One at a time: the masks that a block's positions remember, of all blocks together, would be those of all pairs.
     """
-    size = BLOCK
     queries, keys = positions.query.shape[1], positions.key.shape[1]
     start, low = int(positions.start), positions.bounds[0]
-    for first in range(0, queries, size):
-        last = min(first + size, queries)
+    for first in range(0, queries, BLOCK):
+        last = min(first + BLOCK, queries)
         left, right = 0, keys
-        if positions.given_mask is None and positions.causal:
+        if positions.ordered:
             right = min(keys, start + last)
             left = 0 if positions.window is None else max(0, start + first + 1 - positions.window)
         nearest = left - (start + last - 1) - low  # of the last query and the first key
@@ -111,7 +114,7 @@ def block_scores(parts: Parts, dense: torch.Tensor | None, plan: Plan, block: Bl
     rows, columns = block.shape
     numbers = plan.hidden if parts.bias is None else parts.bias
     numbers = numbers[:, None, None, block.distances]
-    first = block.distances.start - plan.near
+    first = plan.first(block)
     if parts.query_vectors is not None:
         numbers = products(distance_query(parts, plan), parts.query_vectors, first, numbers.shape[-1]).add_(numbers)
     scores = spread_out(numbers, rows, columns)
@@ -124,16 +127,18 @@ def block_scores(parts: Parts, dense: torch.Tensor | None, plan: Plan, block: Bl
     return scores
 
 
+def _scaled_query(parts: Parts, plan: Plan, offset: torch.Tensor | None) -> torch.Tensor:
+    return (parts.query if offset is None else parts.query + offset[:, None, None]) * plan.scale
+
+
 def content_query(parts: Parts, plan: Plan) -> torch.Tensor:
     """The scaled queries that meet the keys."""
-    offset = parts.key_offset
-    return (parts.query if offset is None else parts.query + offset[:, None, None]) * plan.scale
+    return _scaled_query(parts, plan, parts.key_offset)
 
 
 def distance_query(parts: Parts, plan: Plan) -> torch.Tensor:
     """The scaled queries that meet the distances."""
-    offset = parts.distance_offset
-    return (parts.query if offset is None else parts.query + offset[:, None, None]) * plan.scale
+    return _scaled_query(parts, plan, parts.distance_offset)
 
 
 def cut(parts: Parts, block: Block) -> Parts:

@@ -109,7 +109,7 @@ class _Gradients:
         outward, factor = self.grad[:, :, rows], kept(self.plan, block, weights)
         slope = (outward @ part.value.transpose(-1, -2)).to(weights.dtype)
         if part.value_vectors is not None:
-            first, distances = block.distances.start - self.plan.near, height + width - 1
+            first, distances = self.plan.first(block), height + width - 1
             slope.add_(spread_out(products(outward, part.value_vectors, first, distances), height, width))
         used = weights if factor is None else weights * factor
         slope = slope if factor is None else slope.mul_(factor)
@@ -117,7 +117,7 @@ class _Gradients:
         if self.sums.value is not None:
             self.sums.value[:, :, block.columns] += used.transpose(-1, -2) @ outward
         if self.sums.value_vectors is not None and part.value_vectors is not None:
-            first = block.distances.start - self.plan.near
+            first = self.plan.first(block)
             product_gradients(collect(used), outward, part.value_vectors, first, self.sums.value_vectors)
         return slope.sub_(self.delta[:, :, rows]).mul_(weights)
 
@@ -128,7 +128,7 @@ class _Gradients:
 
     def _add_tables(self, part: Parts, block: Block, slope: torch.Tensor) -> None:
         """Gradients of what is added to the products, and of what it was made from."""
-        scale, first = self.plan.scale, block.distances.start - self.plan.near
+        scale, first = self.plan.scale, self.plan.first(block)
         if self.sums.bias is not None:
             self.sums.bias[:, block.distances] += collect(slope.sum(1)).sum(1)
         narrow = slope.to(part.query.dtype)

@@ -42,7 +42,7 @@ def _attend(parts: Parts, plan: Plan, block: Block, scores: torch.Tensor) -> tup
     weights = (weights if factor is None else weights.mul_(factor)).to(parts.value.dtype)
     output = weights @ parts.value
     if parts.value_vectors is not None:
-        output = output + weighted(collect(weights), parts.value_vectors, block.distances.start - plan.near)
+        output = output + weighted(collect(weights), parts.value_vectors, plan.first(block))
     return output, lse
 
 
@@ -83,11 +83,9 @@ def _padded(table: torch.Tensor, entries: int) -> torch.Tensor:
 def _hidden(positions: Positions, distances: int, dtype: torch.dtype) -> torch.Tensor:
     """Minus infinity at the distances that order and window hide, `(1, distances)`."""
     distance = torch.arange(distances, device=positions.query.device) + positions.bounds[0]
-    unseen = distance > 0 if positions.causal else torch.zeros_like(distance, dtype=torch.bool)
-    if positions.window is not None:
+    unseen = distance > 0 if positions.ordered else torch.zeros_like(distance, dtype=torch.bool)
+    if positions.window is not None and positions.given_mask is None:
         unseen = unseen | (distance.abs() >= positions.window)
-    if positions.given_mask is not None:
-        unseen = torch.zeros_like(unseen)
     return torch.zeros(1, distances, dtype=dtype, device=distance.device).masked_fill_(unseen, float("-inf"))
 
 
@@ -145,8 +143,7 @@ def _attend_rows(
     low, high = terms.span or positions.bounds
     near = low - positions.bounds[0]
     # Without far distances, hidden ones get vectors too: then the products of a block are whole, and need not be copied.
-    ordered = positions.causal and positions.given_mask is None
-    room = min(distances, high - low + BLOCK) if near <= 0 <= high and ordered else 0
+    room = min(distances, high - low + BLOCK) if near <= 0 <= high and positions.ordered else 0
 
     def table(vectors: torch.Tensor | None) -> torch.Tensor | None:
         return None if vectors is None else _padded(vectors.to(query.dtype), room)

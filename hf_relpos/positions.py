@@ -92,6 +92,11 @@ class Positions:
     dtype: torch.dtype = torch.float32
 
     @property
+    def ordered(self) -> bool:
+        """Whether nobody sees the future; a mask of the caller may show it, as for a prefix."""
+        return self.causal and self.given_mask is None
+
+    @property
     def is_toeplitz(self) -> bool:
         """Whether every distance equals column - row - start, so that shifting views replace gathers."""
         return self.contiguous and self.gaps is None and isinstance(self.start, int)
@@ -124,8 +129,7 @@ class Positions:
             start = self.start if isinstance(self.start, int) else None
             low = 1 - keys if start is None else 1 - queries - start
             high = keys - 1 - (start or 0)
-            ordered = self.causal and self.given_mask is None  # the caller's mask may show the future, as for a prefix
-            return low, min(high, 0) if ordered else high
+            return low, min(high, 0) if self.ordered else high
         return int(self.distance.min()), int(self.distance.max())
 
     @lazy

@@ -21,6 +21,7 @@ from .position_builder import for_decoding
 from .positions import Positions
 from .scheme_base import PositionScheme
 from .schemes import build_schemes
+from .schemes import layer_schemes
 from .schemes import probabilities_reason
 from .segment_memory import SegmentMemory
 from .segment_memory import check_memory
@@ -84,15 +85,14 @@ class RelPosPreTrainedModel(PreTrainedModel):
             window = getattr(config, "sliding_window", None)
             positions = build_positions((1, length), like, causal=config.causal, window=window, cached=seen)
             prepared = stack.prepare(positions)
-            for number, scheme in enumerate(stack.layer_schemes()):
+            named = zip(layer_schemes(config), stack.schemes_of_layers(), strict=True)
+            for number, (scheme_name, scheme) in enumerate(named):
                 attention: Any = stack.layers[number].attention
                 shape: Any = (1, config.num_attention_heads, length, config.head_dim)
                 query = like.new_zeros(shape)
                 given = scheme.for_layer(prepared[type(scheme)], attention)
                 terms = scheme.score_terms(positions, given, query, query)
-                names = config.position_scheme
-                named = names if isinstance(names, str) else names[number]
-                found = {"layer": number, "scheme": named, "path": attention.path(terms, positions)}
+                found = {"layer": number, "scheme": scheme_name, "path": attention.path(terms, positions)}
                 plan.append({"stack": name or "model", **found})
         return plan
 
@@ -221,7 +221,7 @@ class RelPosStack(RelPosPreTrainedModel):
         asked = {} if queries is None else self.prepare(queries.positions)
         targets, asking = (None, None) if queries is None else (queries.states, queries.asking())
         entered = []
-        for index, (layer, scheme) in enumerate(zip(self.layers, self.layer_schemes(), strict=True)):
+        for index, (layer, scheme) in enumerate(zip(self.layers, self.schemes_of_layers(), strict=True)):
             entered.append(hidden_states)
             beside: tuple[Any, ...] = source
             if asking is not None:
@@ -242,7 +242,7 @@ class RelPosStack(RelPosPreTrainedModel):
         last = hidden_states if targets is None else targets
         return last if self.norm is None else self.norm(last), entered
 
-    def layer_schemes(self) -> list[PositionScheme]:
+    def schemes_of_layers(self) -> list[PositionScheme]:
         """The scheme of each layer."""
         return [self.position_schemes[index] for index in self.scheme_of_layer]
 

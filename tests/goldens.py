@@ -53,3 +53,10 @@ def assert_gradients(reader: Any, case: str, outputs: dict[str, Any], weights: d
     found = torch.autograd.grad(reader.loss(case, outputs), [weights[name] for name in wanted])
     for (name, gradient), mine in zip(wanted.items(), found, strict=True):
         assert (mine - gradient).abs().max() < EXACT * max(1.0, gradient.abs().max()), name
+
+
+def memories(output: Any, length: int) -> list[torch.Tensor]:
+    """The valid slots of each layer, time first as both implementations keep them."""
+    hidden = output.memory.hidden
+    assert output.memory.length.tolist() == [length] * hidden.shape[0]
+    return [hidden[:, layer, hidden.shape[2] - length :].transpose(0, 1) for layer in range(2)]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from elsewhere import reload_folders
 from matrix import ids_of
 from originals import converted
 from originals import original
@@ -166,11 +167,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         wanted = {name: outputs[name].contiguous() for name in OUTPUTS if name in outputs}
         save_file(wanted, folder / "wanted.safetensors")
     convert_transformer_xl(root / "transfo-xl")
-    environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    script = pathlib.Path(__file__).with_name("reload_folders.py")
-    command = ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, "-I", str(script), str(root)]
-    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
+    reload_folders(root, home)
     return root
 
 

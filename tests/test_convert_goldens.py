@@ -8,6 +8,7 @@ from goldens import assert_gradients
 from goldens import assert_outputs
 from goldens import case_names
 from goldens import golden
+from goldens import memories
 
 import hf_relpos
 from hf_relpos import SegmentMemory
@@ -31,13 +32,6 @@ def call(model: Any, weights: Weights, *inputs: torch.Tensor, **kwargs: Any) -> 
 def losses_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Negative log-probability of each target, `(batch, sequence)`."""
     return -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
-
-
-def memories(output: Any, length: int) -> list[torch.Tensor]:
-    """The valid slots of each layer, time first as both implementations keep them."""
-    hidden = output.memory.hidden
-    assert output.memory.length.tolist() == [length] * hidden.shape[0]
-    return [hidden[:, layer, hidden.shape[2] - length :].transpose(0, 1) for layer in range(2)]
 
 
 @pytest.mark.parametrize("name, case", case_names("kimi_attn0_postln"))

@@ -8,6 +8,7 @@ from goldens import assert_gradients
 from goldens import assert_outputs
 from goldens import case_names
 from goldens import golden
+from goldens import memories
 
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderModel
@@ -63,13 +64,6 @@ def stream(
         outputs.append(torch.func.functional_call(model, weights, (ids,), {"memory": memory, **kwargs}))
         memory = outputs[-1].memory
     return outputs
-
-
-def memories(output: Any, length: int) -> list[torch.Tensor]:
-    """The valid slots of each layer, time first as both implementations keep them."""
-    assert output.memory.length.tolist() == [length] * output.memory.hidden.shape[0]
-    hidden = output.memory.hidden
-    return [hidden[:, layer, hidden.shape[2] - length :].transpose(0, 1) for layer in range(2)]
 
 
 @pytest.mark.parametrize("name, case", case_names("kimi_attn0_postln"))

@@ -1,15 +1,13 @@
 """What is saved loads anywhere: in a process without this package, offline, with closed standard input."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from elsewhere import reload_folders
 from matrix import CONFIGS
 from matrix import Case
 from matrix import cases
@@ -103,11 +101,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         save_job(root / f"seq2seq-{given.id}", model, "AutoModelForSeq2SeqLM", SEQ2SEQ_HEADS)
     train_a_checkpoint(root / "decoder-trainer")
     save_two_streams(root / "encoder-two-streams")
-    environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    script = pathlib.Path(__file__).with_name("reload_folders.py")
-    command = ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, "-I", str(script), str(root)]
-    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
+    reload_folders(root, home)
     return root
 
 
