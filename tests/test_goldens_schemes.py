@@ -102,7 +102,8 @@ class Sum(PositionScheme):
         self.first, self.second, self.head_dim = first, second, first.head_dim
 
     def score_terms(self, *args: Any) -> ScoreTerms:
-        return replace(self.first.score_terms(*args), query_vectors=self.second.score_terms(*args).query_vectors)
+        vectors = self.second.score_terms(*args)
+        return replace(self.first.score_terms(*args), query_vectors=vectors.query_vectors, span=vectors.span)
 
 
 COPE = {"positions": 6, "divide": True}
