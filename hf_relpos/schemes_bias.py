@@ -226,12 +226,13 @@ class Sandwich(PositionScheme):
 
 
 class Fire(PositionScheme):
-    """A small network of the distance, relative to how far the query can look back (arXiv 2310.04418, eq. 2-4).
+    """A small network of the distance, relative to how far the query can look (arXiv 2310.04418, eq. 2-4).
 
-    b = f(psi(i - j) / psi(max(L, i))), psi(x) = log(1 + |c x|), with c, the threshold L and the network f learned. i
-    is the distance from the query to the furthest key that it sees: its place in its document or, with a sliding
-    window, at most window - 1, so that nothing depends on where segments are cut. f has no last bias, which all keys
-    would share.
+    b = f(psi(|i - j|) / psi(max(L, i))), psi(x) = log(1 + |c x|), with c, the threshold L and the network f learned. The
+    divisor's i is the distance from the query to the furthest key that it sees: its place in its document or, with a
+    sliding window, at most window - 1, so that nothing depends on where segments are cut. The paper is causal; in an
+    encoder the furthest key may stand on either side, and both sides share f. f has no last bias, which all keys would
+    share.
     """
 
     parameter_specs = {
@@ -239,7 +240,6 @@ class Fire(PositionScheme):
         "c": Parameter(0.1, "c where learning starts", minimum=1e-6),
         "threshold": Parameter(512.0, "L where learning starts", minimum=1.0),
     }
-    refuses = {"bidirectional": "it divides by the position of the query, which bounds the distances of the past only"}
     combines_as = "bias"
     source = "arXiv 2310.04418, equations 2 to 4"
     width: int
@@ -277,24 +277,30 @@ class Fire(PositionScheme):
         hidden = torch.relu(torch.addcmul(bias.view(shape), weight.view(shape), share))
         return line + (output @ hidden.flatten(2)).view_as(line)
 
-    def _shares(self, back: torch.Tensor, furthest: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+    def _shares(self, distance: torch.Tensor, furthest: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
         """psi(distance) / psi(furthest distance)."""
-        return torch.log1p((slope * back).abs()) / (torch.log1p((slope * furthest).abs()) + 1e-6)
+        return torch.log1p((slope * distance).abs()) / (torch.log1p((slope * furthest).abs()) + 1e-6)
+
+    @staticmethod
+    def _reach(positions: Positions) -> int:
+        """The furthest distance that any query may meet, in this pass or in those that the room is for."""
+        low, high = positions.bounds
+        return max(positions.room - low, high)
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
         learned = (self.slope, self.threshold_factor, self.hidden_weight, self.hidden_bias, self.output_weight)
         slope, factor, *network = (parameter.to(positions.dtype) for parameter in learned)
         threshold = (factor * self.threshold).abs()
-        if not torch.compiler.is_compiling() and positions.room - positions.bounds[0] <= float(threshold.detach()):
-            # No query looks back beyond L: then all divide by psi(L), and one number per distance says it all.
-            shares = self._shares(-positions.distances.to(positions.dtype), threshold, slope)
+        if not torch.compiler.is_compiling() and self._reach(positions) <= float(threshold.detach()):
+            # No query looks beyond L: then all divide by psi(L), and one number per distance says it all.
+            shares = self._shares(positions.distances.to(positions.dtype), threshold, slope)
             return ScoreTerms(bias=self._network(shares[None, None], *network)[0])
         return ScoreTerms(dense=self._pairs, learned=learned)
 
     def _pairs(self, positions: Positions, query: torch.Tensor, key: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
         """The bias of every pair, `(batch|1, heads, query, key)`."""
         slope, factor, *network = (parameter.to(positions.dtype) for parameter in learned)
-        back = -positions.distance.to(positions.dtype)
-        furthest = back.masked_fill(~positions.visible[:, 0], 0.0).amax(-1, keepdim=True)
+        distance = positions.distance.abs().to(positions.dtype)
+        furthest = distance.masked_fill(~positions.visible[:, 0], 0.0).amax(-1, keepdim=True)
         threshold = (factor * self.threshold).abs()
-        return self._network(self._shares(back, torch.maximum(furthest, threshold), slope)[:, None], *network)
+        return self._network(self._shares(distance, torch.maximum(furthest, threshold), slope)[:, None], *network)

@@ -80,7 +80,7 @@ MATRIX = [
     Row("xpos", paper.xpos, ({"scale_base": 8}, {"interleaved": False, "partial_rotary_factor": 0.5, "gamma": 1.0}, {})),
     Row("alibi", biases.alibi, ({}, {"slopes": "geometric"}, {"sides": "split"}, {"learned": True})),
     Row("kerple", biases.kerple, ({}, {"kernel": "power"}, {"kernel": "power", "acts_as": "both"})),
-    Row("fire", biases.fire, ({"threshold": 200.0, "width": 5}, {})),
+    Row("fire", biases.fire, ({"threshold": 1400.0, "width": 6}, {})),
     Row("sandwich", biases.sandwich, ({"size": 16}, {})),
     Row("deberta", paper.deberta, DEBERTA),
     Row("cope", paper.cope, ({"positions": 4}, {"positions": 12, "divide": True})),

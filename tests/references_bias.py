@@ -83,7 +83,7 @@ def fire(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
     """Equations 2 to 4 of arXiv 2310.04418; i of the paper is the distance to the furthest key in sight."""
     w = layer.weights
     limit = (w["threshold_factor"] * layer.parameters["threshold"]).abs()
-    furthest = max(-layer.distance(b, i, seen) for seen in range(layer.k.shape[2]) if layer.sees[b, i, seen])
+    furthest = max(abs(layer.distance(b, i, seen)) for seen in range(layer.k.shape[2]) if layer.sees[b, i, seen])
 
     def psi(x: Any) -> torch.Tensor:
         return torch.log((w["slope"] * x).abs() + 1)

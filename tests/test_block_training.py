@@ -331,6 +331,7 @@ print(step(512), *(step(length) for length in (2048, 4096, 8192)))
         ("decoder", "shaw"),
         ("decoder", "alibi"),
         ("decoder", "fire"),
+        ("encoder", "fire"),
         ("decoder", "cope"),
         ("encoder", "deberta"),
         ("encoder", "shaw"),

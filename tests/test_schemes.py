@@ -99,26 +99,29 @@ def test_bias_of_far_and_near_keys_in_half_precision(scheme: str) -> None:
     assert bias[0, 0, -1, -8:].unique().numel() == 8
 
 
+@pytest.mark.parametrize("family", ["decoder", "encoder"])
 @torch.no_grad()
-def test_fire_says_it_per_distance_where_it_can() -> None:
-    """While no query looks back beyond the threshold, one number per head and distance is all."""
-    case = Case("decoder", "fire", {"threshold": 11.0})
+def test_fire_says_it_per_distance_where_it_can(family: str) -> None:
+    """While no query looks beyond the threshold, one number per head and distance is all."""
+    case, causal = Case(family, "fire", {"threshold": 11.0}), family == "decoder"
     model, ids = case.model(num_hidden_layers=1), ids_of(length=13)
     own = model.position_schemes[0]
     own.threshold_factor.fill_(1.0)
 
     def terms(length: int) -> Any:
-        positions = build_positions((1, length), own.slope, causal=True)
+        positions = build_positions((1, length), own.slope, causal=causal)
         return own.score_terms(positions, None, own.slope, own.slope)
 
-    assert terms(12).bias.shape == (3, 12) and terms(12).dense is None
+    assert terms(12).bias.shape == (3, 12 if causal else 23) and terms(12).dense is None
     assert terms(13).bias is None and terms(13).dense is not None
-    short, long = model(ids[:, :12]).last_hidden_state, model(ids).last_hidden_state
+    # A key more, that nobody sees, asks for the pairs: the others must not notice.
+    seen = torch.ones_like(ids).index_fill(1, torch.tensor(12), 0)
+    short, long = model(ids[:, :12]).last_hidden_state, model(ids, attention_mask=seen).last_hidden_state
     torch.testing.assert_close(long[:, :12], short, **EXACT)
 
 
 def test_refusals_of_bias_schemes() -> None:
-    refuse("encoder", "fire", {}, "'fire' is refused for a bidirectional model: it divides by the position of the query")
+    refuse("encoder", "cope", {}, "'cope' is refused for a bidirectional model: it counts the tokens from a key")
     refuse("decoder", "kerple", {"acts_as": "weight"}, "acts_as='weight' needs kernel='power'")
 
 

@@ -3,9 +3,10 @@
     python tests/benchmarks/memory_gain.py stdlib --output_dir runs/memory
     python tests/benchmarks/memory_gain.py tinyshakespeare --output_dir runs/memory_ts --train_file A --validation_file B
 
-`stdlib` varies the length of the memory, `tinyshakespeare` keeps the setting of configs/tinyshakespeare.yaml. Both separate what
-memory gives from what reading the text in order costs: shuffled blocks (`mem_len 0`), lanes whose memory is emptied at every block,
-and lanes with memory. Finished runs are kept. Writes results.json, table.md, and two plots: the loss, and the loss by place in the segment.
+`stdlib` varies the length of the memory, `tinyshakespeare` keeps the setting of configs/tinyshakespeare.yaml, in plain lanes and in
+groups of lanes that take turns. Both separate what memory gives from what reading the text in order costs: shuffled blocks
+(`mem_len 0`), lanes whose memory is emptied at every block, and lanes with memory. Finished runs are kept. Writes table.md and two
+plots in memory_gain.png: the bits per byte, and the loss by place in the segment.
 """
 
 import argparse
@@ -36,8 +37,11 @@ def arms(which: str, mem_lens: list[int]) -> dict[str, list[str]]:
     if which == "stdlib":
         found = {f"mem_len {length}": [*STDLIB, "--mem_len", str(length)] for length in mem_lens}
         return {"lanes, no memory": [*STDLIB, "--mem_len", "64"]} | found
-    lengths = {"shuffled": 0, "lanes, no memory": 64, "lanes, memory 64": 64}
-    return {name: [*SHAKESPEARE, "--mem_len", str(length)] for name, length in lengths.items()}
+    found = {"shuffled": [*SHAKESPEARE, "--mem_len", "0"]}
+    for name, groups in {"lanes": 1, "8 groups of lanes": 8}.items():
+        argv = [*SHAKESPEARE, "--mem_len", "64", "--lane_groups", str(groups)]
+        found |= {f"{name}, no memory": argv, f"{name}, memory 64": argv}
+    return found
 
 
 def forget_between_blocks(job: Job) -> None:
@@ -75,7 +79,7 @@ def run_arm(name: str, argv: list[str], seed: int, folder: Path) -> dict[str, An
     results = folder / "memory_gain.json"
     if not results.is_file():
         job = prepare([*argv, *QUIET, "--seed", str(seed), "--output_dir", str(folder), "--overwrite_output_dir", "true"])
-        if name == "lanes, no memory":
+        if name.endswith("no memory"):
             forget_between_blocks(job)
         runtime = job.trainer.train().metrics["train_runtime"]
         metrics = evaluate(job.trainer, {"eval": job.texts["eval"]})
