@@ -52,6 +52,7 @@ class Plan(NamedTuple):
     dropout: float
     seed: int
     dense: Callable[..., torch.Tensor] | None
+    per_distance: bool
 
     def first(self, block: "Block") -> int:
         """The entry that a block's first distance would have in the tables of vectors; it may lie outside of them."""
@@ -92,7 +93,7 @@ def cut_blocks(positions: Positions) -> Iterator[Block]:
 
 
 def dense_part(parts: Parts, learned: Sequence[torch.Tensor], plan: Plan, block: Block) -> torch.Tensor | None:
-    """The scheme's terms pair by pair, `(heads, batch|1, rows, columns)`, from queries and keys cut to the block."""
+    """The scheme's terms `(heads, batch|1, rows, columns)`, from queries and keys cut to the block; or a column a distance."""
     if plan.dense is None:
         return None
     query, key = parts.query.flip(-2).transpose(0, 1), parts.key.transpose(0, 1)
@@ -104,7 +105,7 @@ def block_scores(parts: Parts, dense: torch.Tensor | None, plan: Plan, block: Bl
 
     Args:
         parts: queries and keys cut to the block, tables whole.
-        dense: the scheme's terms pair by pair.
+        dense: what `dense_part` made.
         plan: how.
         block: which.
 
@@ -117,14 +118,25 @@ def block_scores(parts: Parts, dense: torch.Tensor | None, plan: Plan, block: Bl
     first = plan.first(block)
     if parts.query_vectors is not None:
         numbers = products(distance_query(parts, plan), parts.query_vectors, first, numbers.shape[-1]).add_(numbers)
+    if dense is not None and plan.per_distance:
+        numbers = _sum(dense, numbers)
     scores = spread_out(numbers, rows, columns)
     if parts.key_vectors is not None:
         scores = scores + key_products(parts.key * plan.scale, parts.key_vectors, first, rows)
-    if dense is not None:
+    if dense is not None and not plan.per_distance:
         scores = scores + dense
     if block.positions.hides_more:
         scores = scores.masked_fill(~block.positions.visible.flip(-2).transpose(0, 1), float("-inf"))
     return scores
+
+
+def _sum(dense: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Two sets of numbers per distance; the distances after those of `dense` only hidden pairs have."""
+    given, outer = dense.shape[-1], torch.broadcast_shapes(dense.shape[:-1], numbers.shape[:-1])
+    total = numbers.new_empty(*outer, numbers.shape[-1])
+    torch.add(dense, numbers[..., :given], out=total[..., :given])
+    total[..., given:] = numbers[..., given:]
+    return total
 
 
 def _scaled_query(parts: Parts, plan: Plan, offset: torch.Tensor | None) -> torch.Tensor:

@@ -142,7 +142,7 @@ class _Gradients:
                 self.sums.key[:, :, block.columns] += gradient * scale
 
     def _add_dense(self, dense: torch.Tensor, leaves: list[torch.Tensor], block: Block, slope: torch.Tensor) -> None:
-        """Let autograd carry the gradient of terms pair by pair to all that they were made from."""
+        """Let autograd carry the gradient of dense terms to all that they were made from."""
         totals = [
             None if self.sums.query is None else self.sums.query[:, :, block.rows],
             None if self.sums.key is None else self.sums.key[:, :, block.columns],
@@ -151,7 +151,8 @@ class _Gradients:
         asked = [(total, leaf) for total, leaf in zip(totals, leaves, strict=True) if total is not None]
         if not asked:
             return
-        inward = slope.sum_to_size(dense.shape).to(dense.dtype)
+        inward = collect(slope)[..., : dense.shape[-1]] if self.plan.per_distance else slope
+        inward = inward.sum_to_size(dense.shape).to(dense.dtype)
         found = torch.autograd.grad(dense, [leaf for _, leaf in asked], inward, allow_unused=True)
         for (total, _), gradient in zip(asked, found, strict=True):
             if gradient is not None:

@@ -155,5 +155,5 @@ def _attend_rows(
     states = (query.flip(-2).transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
     parts = Parts(*states, bias, *vectors, offset(terms.key_offset), offset(terms.distance_offset))
     seed = int(torch.randint(2**62, ())) if dropout else 0
-    plan = Plan(positions, scale, hidden, near, dropout, seed, terms.dense)
+    plan = Plan(positions, scale, hidden, near, dropout, seed, terms.dense, terms.per_distance)
     return _Blockwise.apply(plan, *parts, *terms.learned).flip(-2).permute(1, 2, 0, 3)

@@ -89,6 +89,7 @@ class ScoreTerms:
         dense: for what no table says: a function of the positions, the queries and keys `(batch, heads, length, head_dim)`, and
             `learned`, that gives `(batch|1, heads, query, key)`, added to the scaled scores. It is asked for some queries at a
             time, with all keys that they see.
+        per_distance: whether `dense` gives a number per query and distance instead, `(batch|1, heads, query, distances)`.
         learned: the parameters that `dense` reads, so that blocks can be computed anew in the backward pass.
     """
 
@@ -100,6 +101,7 @@ class ScoreTerms:
     key_offset: torch.Tensor | None = None
     distance_offset: torch.Tensor | None = None
     dense: Callable[..., torch.Tensor] | None = None
+    per_distance: bool = False
     learned: tuple[torch.Tensor, ...] = ()
 
 
@@ -145,7 +147,8 @@ def dense_bias(
     if terms.key_vectors is not None:
         parts.append(positions.gather_keys((key * scale) @ terms.key_vectors.to(key.dtype).transpose(-1, -2)))
     if terms.dense is not None:
-        parts.append(terms.dense(positions, query, key, *terms.learned))
+        numbers = terms.dense(positions, query, key, *terms.learned)
+        parts.append(positions.gather(numbers) if terms.per_distance else numbers)
     return sum(parts[1:], parts[0]).to(query.dtype) if parts else None
 
 

@@ -260,47 +260,49 @@ class Fire(PositionScheme):
         for weight, inputs in ((self.hidden_weight, 1), (self.hidden_bias, 1), (self.output_weight, self.width)):
             init.uniform_(weight, -(inputs**-0.5), inputs**-0.5)
 
-    def _network(self, share: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """f of numbers that are not negative, `(batch, 1, ...)` to `(batch, heads, ...)`.
-
-        Of most units the sign is the same for all numbers: together they are one line, and only the others cost anything.
-        """
-        at_most = weight * share.detach().amax() + bias
-        bends, positive = bias * at_most < 0, torch.maximum(bias, at_most) > 0
-        slope, offset = (output @ (part * (positive & ~bends)) for part in (weight, bias))
-        shape = (-1, *(1,) * (share.dim() - 2))
-        line = torch.addcmul(offset.view(shape), slope.view(shape), share)
-        if not torch.compiler.is_compiling():
-            weight, bias, output = weight[bends], bias[bends], output[:, bends]
-        else:
-            output = output * bends
-        hidden = torch.relu(torch.addcmul(bias.view(shape), weight.view(shape), share))
-        return line + (output @ hidden.flatten(2)).view_as(line)
-
-    def _shares(self, distance: torch.Tensor, furthest: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
-        """psi(distance) / psi(furthest distance)."""
-        return torch.log1p((slope * distance).abs()) / (torch.log1p((slope * furthest).abs()) + 1e-6)
+    @staticmethod
+    def _psi(distance: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+        return torch.log1p((slope * distance).abs())
 
     @staticmethod
-    def _reach(positions: Positions) -> int:
-        """The furthest distance that any query may meet, in this pass or in those that the room is for."""
-        low, high = positions.bounds
-        return max(positions.room - low, high)
+    def _network(share: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """f of numbers `(batch, query, distances)`: `(batch, heads, query, distances)`."""
+        hidden = torch.relu(weight[:, None, None] * share[:, None] + bias[:, None, None])
+        with torch.autocast(share.device.type, enabled=False):  # numbers of positions stay in float32
+            return (output @ hidden.flatten(2)).unflatten(2, share.shape[1:])
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
         learned = (self.slope, self.threshold_factor, self.hidden_weight, self.hidden_bias, self.output_weight)
         slope, factor, *network = (parameter.to(positions.dtype) for parameter in learned)
         threshold = (factor * self.threshold).abs()
-        if not torch.compiler.is_compiling() and self._reach(positions) <= float(threshold.detach()):
-            # No query looks beyond L: then all divide by psi(L), and one number per distance says it all.
-            shares = self._shares(positions.distances.to(positions.dtype), threshold, slope)
-            return ScoreTerms(bias=self._network(shares[None, None], *network)[0])
-        return ScoreTerms(dense=self._pairs, learned=learned)
+        low, high = positions.bounds
+        if torch.compiler.is_compiling() or max(positions.room - low, high) > float(threshold.detach()):
+            return ScoreTerms(dense=self._numbers, per_distance=True, learned=learned)
+        # No query looks beyond L: then all divide by psi(L), and one number per distance says it all.
+        share = self._psi(positions.distances, slope) / (self._psi(threshold, slope) + 1e-6)
+        return ScoreTerms(bias=self._network(share[None, None], *network)[0, :, 0])
 
-    def _pairs(self, positions: Positions, query: torch.Tensor, key: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
-        """The bias of every pair, `(batch|1, heads, query, key)`."""
+    def _numbers(self, positions: Positions, query: torch.Tensor, key: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
+        """The bias of every query and distance, `(batch|1, heads, query, distances)`.
+
+        A unit of f starts or stops where psi(distance) reaches some part of psi(furthest). Queries of a block look about as
+        far as each other, so at most distances a unit is the same line for all of them, or nothing: then b is
+        X / psi(furthest) + Y with X and Y numbers per head and distance. Only where queries disagree f is computed for each.
+        """
         slope, factor, *network = (parameter.to(positions.dtype) for parameter in learned)
-        distance = positions.distance.abs().to(positions.dtype)
-        furthest = distance.masked_fill(~positions.visible[:, 0], 0.0).amax(-1, keepdim=True)
-        threshold = (factor * self.threshold).abs()
-        return self._network(self._shares(distance, torch.maximum(furthest, threshold), slope)[:, None], *network)
+        weight, bias, output = network
+        distance = positions.distance.abs().masked_fill(~positions.visible[:, 0], 0)
+        furthest = torch.maximum(distance.amax(-1).to(positions.dtype), (factor * self.threshold).abs())
+        part = 1 / (self._psi(furthest, slope) + 1e-6)  # of psi(furthest), (batch|1, query)
+        psi = self._psi(positions.distances, slope)
+        if torch.compiler.is_compiling():
+            return self._network(part[..., None] * psi, *network)
+        ends = torch.stack([part.amin(), part.amax()])[:, None] * psi  # (2, distances)
+        on, at_other_end = (weight[:, None, None] * ends + bias[:, None, None] > 0).unbind(1)  # (units, distances)
+        differ = (on != at_other_end).any(0)
+        line = (on & ~differ).to(psi.dtype)
+        with torch.autocast(query.device.type, enabled=False):
+            table = torch.stack([(output * weight) @ line * psi, (output * bias) @ line], 1)  # (heads, 2, distances)
+            numbers = torch.stack([part, torch.ones_like(part)], -1)[:, None] @ table
+        where = differ.nonzero()[:, 0]
+        return numbers.index_add_(-1, where, self._network(part[..., None] * psi[where], *network))
