@@ -70,14 +70,21 @@ def _value_term(terms: ScoreTerms | None, positions: Positions, probabilities: t
     return positions.collect(probabilities) @ vectors.to(probabilities.dtype)
 
 
-def backend_mask(positions: Positions, implementation: str, batch: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """The mask in the form that a backend takes: booleans, nothing where `is_causal` says it all, or additive for flex."""
-    if implementation == "sdpa":
-        return positions.visible if positions.needs_mask else None
+def backend_mask(positions: Positions, implementation: str) -> torch.Tensor | None:
+    """The mask in the form that a backend takes: booleans, or nothing where `is_causal` or the bias says it all."""
     if implementation == "flex_attention":
-        hidden = torch.zeros(positions.visible.shape, dtype=dtype, device=positions.visible.device)
-        return hidden.masked_fill(~positions.visible, torch.finfo(dtype).min).expand(batch, -1, -1, -1)
-    return positions.visible
+        return None
+    return positions.visible if implementation != "sdpa" or positions.needs_mask else None
+
+
+def masked_bias(bias: torch.Tensor | None, positions: Positions, query: torch.Tensor) -> torch.Tensor:
+    """What flex_attention adds to the scores, `(batch, heads, query, key)`, with the mask in it.
+
+    Compiled for a processor, it does not survive a mask that is a tensor beside the bias (torch 2.13).
+    """
+    bias = query.new_zeros(()) if bias is None else bias
+    hidden = bias.masked_fill(~positions.visible, torch.finfo(query.dtype).min)
+    return hidden.expand(*query.shape[:2], -1, -1)
 
 
 class RelPosAttention(nn.Module):
@@ -148,7 +155,9 @@ class RelPosAttention(nn.Module):
         wish, queries, keys = self.config.attention_path, positions.query.shape[1], positions.key.shape[1]
         if wish == "blockwise" and not able:
             raise ValueError(
-                "attention_path='blockwise' needs no position_ids, no static cache and no torch.compile; use 'auto' or 'dense'"
+                "attention_path='blockwise' is refused for this pass: blocks need every distance to count the tokens from one place "
+                "to another, so no position_ids, no padding between a row's first token or memory and its others, no targets in "
+                "another order, no static cache and no torch.compile; use 'auto' or 'dense'"
             )
         if able and (wish == "blockwise" or (wish == "auto" and queries * keys >= MIN_PAIRS and queries > 1)):
             return "blockwise"
@@ -177,8 +186,6 @@ class RelPosAttention(nn.Module):
             bias = dense_bias(terms, positions, query, all_keys, scheme.scale())
             if terms.key_offset is not None:
                 query = query + terms.key_offset[:, None].to(query.dtype)
-        if path == "flex_attention" and bias is not None:
-            bias = bias.expand(query.shape[0], -1, -1, -1)
         return self._call_backend(
             path,
             query,
@@ -202,7 +209,9 @@ class RelPosAttention(nn.Module):
         """Call an attention function of transformers; the output is `(batch, query, heads, head_dim)`."""
         implementation = "sdpa" if path in ("fused", "dense") else path
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        mask = backend_mask(positions, implementation, query.shape[0], query.dtype)
+        mask = backend_mask(positions, implementation)
+        if implementation == "flex_attention":
+            kwargs["position_bias"] = masked_bias(kwargs.get("position_bias"), positions, query)
         dropout = self.attention_dropout if self.training else 0.0
         return attend(self, query, key, value, mask, dropout=dropout, is_causal=self.is_causal, **kwargs)
 

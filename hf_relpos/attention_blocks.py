@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from .diagonals import key_products
 from .diagonals import products
 from .diagonals import spread_out
+from .diagonals import with_key_products
 from .positions import Positions
 
 BLOCK = 128
@@ -122,7 +122,7 @@ def block_scores(parts: Parts, dense: torch.Tensor | None, plan: Plan, block: Bl
         numbers = _sum(dense, numbers)
     scores = spread_out(numbers, rows, columns)
     if parts.key_vectors is not None:
-        scores = scores + key_products(parts.key * plan.scale, parts.key_vectors, first, rows)
+        scores = with_key_products(scores, parts.key * plan.scale, parts.key_vectors, first)
     if dense is not None and not plan.per_distance:
         scores = scores + dense
     if block.positions.hides_more:

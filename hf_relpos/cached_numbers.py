@@ -14,6 +14,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from transformers.cache_utils import StaticLayer
 from transformers.cache_utils import StaticSlidingWindowLayer
 
+from .position_builder import whole_numbers
 from .positions import Positions
 
 _KINDS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
@@ -48,11 +49,13 @@ def number_all_keys(
         raise ValueError(
             f"the cached tokens were numbered by position_ids: give position_ids of the {shape[1]} new tokens too, or of all tokens"
         )
+    if not whole_numbers(position_ids):
+        return position_ids  # which `build_positions` then refuses
     position_ids = position_ids[None] if position_ids.dim() == 1 else position_ids
     length, sequence = position_ids.shape[-1], shape[1]
     fits = length == sequence or length in (past + sequence, own.get_mask_sizes(sequence, 0)[0])
-    if not fits or position_ids.shape[0] not in (1, shape[0]) or position_ids.is_floating_point():
-        return position_ids  # which `build_positions` then refuses
+    if not fits or position_ids.shape[0] not in (1, shape[0]):
+        return position_ids  # likewise
     if length != sequence:
         first = int(past) if length >= past + sequence else length - sequence
         position_ids = position_ids[:, first : first + sequence]

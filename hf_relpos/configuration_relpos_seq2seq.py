@@ -32,7 +32,8 @@ class RelPosSeq2SeqConfig(RelPosConfig):
         num_decoder_layers (`int`, *optional*): number of layers of the decoder; as many as the encoder's by default.
         encoder_position_scheme, decoder_position_scheme (`str` or `list[str]`, *optional*): the scheme of one stack;
             `position_scheme` with `position_parameters` by default.
-        encoder_position_parameters, decoder_position_parameters (`dict`, *optional*): parameters of that scheme.
+        encoder_position_parameters, decoder_position_parameters (`dict`, *optional*): parameters of that scheme; by
+            default `position_parameters`, if it is the same scheme.
         use_cache (`bool`): return a key/value cache when the model generates.
         decoder_start_token_id (`int`, *optional*): what the decoder begins with; `pad_token_id` by default, else
             `bos_token_id`.
@@ -119,9 +120,17 @@ class RelPosSeq2SeqConfig(RelPosConfig):
     def _check_positions(self) -> None:
         """Complete the schemes of both stacks; the configuration of each then refuses what it cannot do."""
         self.position_scheme = in_order(self.position_scheme)
+        alike = []
         for side in ("encoder", "decoder"):
             scheme, parameters = getattr(self, f"{side}_position_scheme"), getattr(self, f"{side}_position_parameters")
-            common = self.position_parameters if scheme is None else {}
-            setattr(self, f"{side}_position_scheme", in_order(self.position_scheme if scheme is None else scheme))
+            scheme = in_order(self.position_scheme if scheme is None else scheme)
+            alike.append(scheme == self.position_scheme)
+            common = self.position_parameters if alike[-1] else {}
+            setattr(self, f"{side}_position_scheme", scheme)
             setattr(self, f"{side}_position_parameters", common if parameters is None else parameters)
+        if self.position_parameters and not any(alike):
+            raise ValueError(
+                f"position_parameters={self.position_parameters!r} belong to position_scheme={self.position_scheme!r}, which no "
+                "stack uses; give encoder_position_parameters or decoder_position_parameters"
+            )
         self.stacks()

@@ -85,7 +85,7 @@ def _convert(
     try:
         settings = Settings(kind, config)
         plan = SOURCES[kind](settings, state_dict)
-    except (StrictDataclassError, TypeError) as error:
+    except (StrictDataclassError, TypeError, KeyError) as error:
         raise ValueError(f"{kind}: a field of the configuration is not what it should be: {error}") from error
     head = plan.choose_head(settings.architectures, state_dict)
     ours, report = plan.config, Report(kind, notes=list(plan.notes))

@@ -148,26 +148,38 @@ class _Tiles:
         return parts.permute(0, 2, 3, 1, 4, 5).flatten(3, 4).flatten(0, 1)[:, :, : self.columns]
 
 
-def key_products(keys: torch.Tensor, vectors: torch.Tensor, first: int, rows: int) -> torch.Tensor:
-    """Products of each key with the vector of its distance.
+def _each_head(left: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:
+    """`left @ windows`, a head at a time: windows overlap, and the product of all heads would begin by copying them."""
+    result = left.new_empty(*left.shape[:-1], windows.shape[-1])
+    for head, window, product in zip(left, windows, result, strict=True):
+        torch.bmm(head, window, out=product)
+    return result
+
+
+def with_key_products(scores: torch.Tensor, keys: torch.Tensor, vectors: torch.Tensor, first: int) -> torch.Tensor:
+    """Scores, and added to them the product of each key with the vector of its distance.
 
     Args:
+        scores: `(heads|1, batch|1, rows, columns)`, left as they are.
         keys: `(heads, batch, columns, head_dim)`.
         vectors: `(heads|1, entries, head_dim)`.
         first: entry of distance number 0.
-        rows: number of queries.
 
     Returns:
         `(heads, batch, rows, columns)`.
     """
+    rows, columns = scores.shape[-2:]
     tiles = _Tiles(keys, vectors, first, rows)
-    return tiles.view(tiles.keys @ tiles.windows).flatten(-2).flatten(0, 1)[..., : keys.shape[2]]
+    total = scores.new_empty(*keys.shape[:2], rows, tiles.count * TILE)
+    total[..., :columns] = scores
+    total.view(tiles.shared, -1, *total.shape[1:3], tiles.count, TILE).add_(tiles.view(_each_head(tiles.keys, tiles.windows)))
+    return total[..., :columns]
 
 
 def key_product_gradients(
     slope: torch.Tensor, keys: torch.Tensor, vectors: torch.Tensor, first: int, total: torch.Tensor | None
 ) -> torch.Tensor:
-    """Gradients of `key_products`: that of the keys is returned, that of the vectors added to `total`.
+    """Gradients of `with_key_products`: that of the keys is returned, that of the vectors added to `total`.
 
     Args:
         slope: `(heads, batch, rows, columns)` the gradient of the result.
@@ -185,4 +197,4 @@ def key_product_gradients(
             part = pad(by_window[:, :, start : start + TILE], (0, 0, 0, max(0, start + TILE - by_window.shape[2])))
             entries = tiles.entry[start : start + tiles.count * TILE]
             total.index_add_(1, entries, part.flatten(1, 2)[:, : len(entries)].to(total.dtype))
-    return tiles.untile(met @ tiles.windows.transpose(-1, -2))
+    return tiles.untile(_each_head(met, tiles.windows.transpose(-1, -2)))

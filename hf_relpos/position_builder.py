@@ -117,8 +117,8 @@ def build_positions(
     key = torch.arange(keys, device=device)[None] + offset - (0 if gaps is None else gaps)
     query = key.index_select(1, own := torch.arange(sequence, device=device) + start)
     if position_ids is not None:
-        given = _check_numbers(position_ids.to(device), shape, past, keys, 0 if cached else memory_slots)
-        query, key = _given_positions(given, own, key, offset, _begins_padded(valid, past))
+        given = _check_numbers(position_ids, shape, past, keys, 0 if cached else memory_slots)
+        query, key = _given_positions(given.to(device), own, key, offset, _begins_padded(valid, past))
     return Positions(
         query=query,
         key=key,
@@ -214,16 +214,23 @@ def _behind_memory(valid: torch.Tensor, memory_length: torch.Tensor, slots: int)
     return torch.cat([torch.arange(slots, device=valid.device) >= slots - memory_length[:, None], valid], 1)
 
 
+def whole_numbers(given: Any) -> bool:
+    """Whether an argument is a tensor of whole numbers."""
+    return isinstance(given, torch.Tensor) and not given.is_floating_point() and given.dtype != torch.bool
+
+
 def _check_numbers(
     position_ids: torch.Tensor, shape: tuple[int, int], past: int | torch.Tensor, keys: int, memory_slots: int
 ) -> torch.Tensor:
     """The numbers that the caller gave as `(batch|1, length)`, or a ValueError that says what to give."""
+    if not isinstance(position_ids, torch.Tensor):
+        raise ValueError(f"position_ids of type {type(position_ids).__name__} are refused: expected a tensor of whole numbers")
     position_ids = position_ids[None] if position_ids.dim() == 1 else position_ids
     rows, length = position_ids.shape[0], position_ids.shape[-1]
-    if position_ids.dim() != 2 or rows not in (1, shape[0]) or position_ids.is_floating_point():
+    if position_ids.dim() != 2 or rows not in (1, shape[0]) or not whole_numbers(position_ids):
         raise ValueError(
             f"position_ids of shape {tuple(position_ids.shape)} and {position_ids.dtype} are refused: expected whole numbers, "
-            f"1 row or {shape[0]}"
+            f"1 row{'' if shape[0] == 1 else f' or {shape[0]}'}"
         )
     if memory_slots and length != keys:
         raise ValueError(

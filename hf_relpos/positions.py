@@ -133,11 +133,22 @@ class Positions:
         return int(self.distance.min()), int(self.distance.max())
 
     @lazy
+    def _met(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The distances that are met and the number of each pair's, where the caller's numbers leave wide gaps; None else."""
+        low, high = self.bounds
+        if self.contiguous or high - low < 2 * sum(self.distance.shape[1:]):
+            return None
+        return torch.unique(self.distance, return_inverse=True)
+
+    @lazy
     def distances(self) -> torch.Tensor:
         """All distances between the bounds, ascending, `(distances,)`: what a scheme makes one entry or vector for.
 
-        Before them come `room` more, which `attention.py` cuts off.
+        Before them come `room` more, which `attention.py` cuts off. Where the caller's numbers leave wide gaps, they are only
+        those that some query meets.
         """
+        if self._met is not None:
+            return self._met[0]
         low, high = self.bounds
         return torch.arange(low - self.room, high + 1, device=self.query.device)
 
@@ -163,6 +174,8 @@ class Positions:
     @lazy
     def _column(self) -> torch.Tensor:
         """Index into `distances` of every pair, `(batch|1, query, key)`; unseen pairs are clamped to the ends."""
+        if self._met is not None:
+            return self._met[1]
         low, high = self.bounds
         return (self.distance - low).clamp(0, high - low)
 
@@ -188,10 +201,10 @@ class Positions:
 
     def collect(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Sum what stands at one distance: `(batch, heads, query, key)` to `(batch, heads, query, distances)`."""
-        low, high = self.bounds
+        distances = len(self.distances) - self.room
         if self.is_toeplitz:
-            return collect(probabilities.flip(-2)).flip(-2)[..., : high - low + 1]
-        sums = probabilities.new_zeros(*probabilities.shape[:-1], high - low + 1)
+            return collect(probabilities.flip(-2)).flip(-2)[..., :distances]
+        sums = probabilities.new_zeros(*probabilities.shape[:-1], distances)
         return sums.scatter_add(-1, self._column[:, None].expand_as(probabilities), probabilities)
 
     @property

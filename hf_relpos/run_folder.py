@@ -39,9 +39,20 @@ def find_checkpoint(run: RunArguments) -> str | None:
 
 
 def last_checkpoint(folder: str) -> str | None:
-    """The last checkpoint that was written to its end, or None: Trainer, killed while it saves, leaves one without a state."""
-    complete = [path.parent for path in Path(folder).glob("checkpoint-[0-9]*/trainer_state.json")]
-    return str(max(complete, key=lambda path: int(path.name.split("-")[1]))) if complete else None
+    """The last checkpoint that was written to its end, or None: Trainer, killed while it saves, leaves one without a whole state."""
+    states = sorted(Path(folder).glob("checkpoint-[0-9]*/trainer_state.json"), key=_step, reverse=True)
+    return next((str(state.parent) for state in states if _is_whole(state)), None)
+
+
+def _step(state: Path) -> int:
+    return int(state.parent.name.split("-")[1])
+
+
+def _is_whole(state: Path) -> bool:
+    try:
+        return isinstance(json.loads(state.read_text(encoding="utf-8")), dict)
+    except ValueError:
+        return False
 
 
 def check_output_dir(run: RunArguments, record: dict[str, Any]) -> None:

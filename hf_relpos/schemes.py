@@ -11,14 +11,14 @@ from .schemes_absolute import NoPE
 from .schemes_absolute import Sinusoidal
 from .schemes_bias import T5
 from .schemes_bias import Alibi
-from .schemes_bias import Fire
-from .schemes_bias import Kerple
 from .schemes_bias import LearnedBias
-from .schemes_bias import Sandwich
 from .schemes_combined import Combined
 from .schemes_combined import combine
 from .schemes_content import CoPE
 from .schemes_disentangled import Deberta
+from .schemes_kernel import Fire
+from .schemes_kernel import Kerple
+from .schemes_kernel import Sandwich
 from .schemes_query import Music
 from .schemes_query import Shaw
 from .schemes_query import TransformerXL
@@ -57,7 +57,8 @@ def scheme_class(name: str) -> type[PositionScheme]:
     parts = parts_of(name)
     for part in parts:
         if part not in SCHEMES:
-            raise ValueError(f"unknown position_scheme {part!r}; the schemes are: {', '.join(SCHEMES)}")
+            of = f" in {name!r}" if len(parts) > 1 else ""
+            raise ValueError(f"unknown position_scheme {part!r}{of}; the schemes are: {', '.join(SCHEMES)}")
     return SCHEMES[name] if name in SCHEMES else combine(*((part, SCHEMES[part]) for part in parts))
 
 

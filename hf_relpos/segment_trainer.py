@@ -37,7 +37,7 @@ class SegmentTrainer(Trainer):
     batches of an accumulation window are different streams with a memory each, so that accumulation equals a larger
     batch. With `lane_groups` there are so many times as many lanes, in groups that take turns: neighbouring steps then
     read different texts, as they do when blocks are shuffled. A checkpoint holds the memory, and goes on with any
-    division of the same number of lanes.
+    division of the same number of lanes in as many groups.
 
     Evaluation reads every document (or every one of `eval_streams`) from an empty memory. Its loss, perplexity and
     accuracy weigh every token the same, and depend neither on batch size and processes nor, with the default window,
@@ -54,8 +54,8 @@ class SegmentTrainer(Trainer):
 
     def __init__(self, *args: Any, eval_streams: int | None = None, lane_groups: int = 1, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if lane_groups < 1:
-            raise ValueError(f"SegmentTrainer: lane_groups={lane_groups} must be at least 1")
+        if not isinstance(lane_groups, int) or lane_groups < 1:
+            raise ValueError(f"SegmentTrainer: lane_groups={lane_groups!r} must be a whole number, at least 1")
         self._refuse_what_breaks_lanes()
         self.eval_streams, self.lane_groups = eval_streams, lane_groups
         self.label_names = ["shift_labels"]
@@ -192,18 +192,25 @@ class SegmentTrainer(Trainer):
         empty = SegmentMemory(*(torch.zeros_like(part) for part in next(iter(self._memories.values()))))
         turns = (self._memories.get(turn, empty) for turn in range(self._turns))  # the last ones may not have begun
         memories = [[part.cpu() for part in memory] for memory in turns]
-        state = {"memories": memories, "processes": self.args.world_size, "steps": self._train_lanes().steps}
+        state = {"memories": memories, "processes": self.args.world_size, "reading": self._reading()}
         torch.save(state, memory_file(output_dir, self.args.process_index))
         self.accelerator.wait_for_everyone()  # then process 0 writes the trainer state: the checkpoint is complete
+
+    def _reading(self) -> dict[str, int]:
+        """How the text is read: what a run that goes on has to have in common with the one before."""
+        lanes = self._train_lanes()
+        block, slots = len(self.train_dataset[0]["input_ids"]), self.model.config.mem_len
+        return {
+            "lanes": lanes.rows, "steps": lanes.steps, "lane_groups": self.lane_groups, "block_size": block, "mem_len": slots,
+        }  # fmt: skip
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
         if checkpoint is None or self.args.ignore_data_skip:  # the text begins anew, and so does the memory
             return
-        lanes = self._train_lanes()
-        memory = load_memory(checkpoint, lanes).to(self.args.device)
+        memory = load_memory(checkpoint, self._reading()).to(self.args.device)
         shape = self._turns, self.accelerator.num_processes, -1
-        own = torch.arange(lanes.rows).view(shape)[:, self.accelerator.process_index]
+        own = torch.arange(len(memory.length)).view(shape)[:, self.accelerator.process_index]
         memories = (memory.select(rows) for rows in own)
         self._memories = {turn: part for turn, part in enumerate(memories) if part.length.any()}
         self._turn = self.state.global_step * self.args.gradient_accumulation_steps % self._turns
@@ -214,11 +221,15 @@ def memory_file(checkpoint: str | Path, process: int) -> Path:
     return Path(checkpoint, f"segment_memory_{process}.pt")
 
 
-def load_memory(checkpoint: str | Path, lanes: LaneView) -> SegmentMemory:
+def load_memory(checkpoint: str | Path, reading: dict[str, int]) -> SegmentMemory:
     """The memory of all lanes, in their order: accumulated batch, process, row.
 
+    Args:
+        checkpoint: its folder.
+        reading: how the run that goes on reads its text.
+
     Raises:
-        ValueError: the checkpoint holds no memory, not all of it, or that of another text or number of lanes.
+        ValueError: the checkpoint holds no memory, not all of it, or its run read a text otherwise.
     """
     first = memory_file(checkpoint, 0)
     processes = _load(first)["processes"] if first.is_file() else 1
@@ -232,11 +243,12 @@ def load_memory(checkpoint: str | Path, lanes: LaneView) -> SegmentMemory:
     states = [_load(file) for file in files]
     steps = zip(*(state["memories"] for state in states), strict=True)
     parts = [SegmentMemory(*memory) for step in steps for memory in step]
-    memory = SegmentMemory(torch.cat([part.hidden for part in parts]), torch.cat([part.length for part in parts]))
-    found, expected = (len(memory.length), states[0]["steps"]), (lanes.rows, lanes.steps)
-    if found != expected:
-        raise ValueError(f"{checkpoint} stands in (lanes, steps)={found} of a text, this run reads {expected}")
-    return memory
+    found = states[0]["reading"]
+    if other := [
+        f"{name} {found.get(name)} instead of {value}" for name, value in reading.items() if found.get(name) != value
+    ]:
+        raise ValueError(f"{checkpoint} was reading a text with {', '.join(other)}, as this run would read it")
+    return SegmentMemory(torch.cat([part.hidden for part in parts]), torch.cat([part.length for part in parts]))
 
 
 def _load(file: Path) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """All attention backends compute the same: `eager`, `sdpa` dense and blockwise, `flex_attention`."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
+from elsewhere import environment
 from matrix import BATCH
 from matrix import LENGTH
 from matrix import SIZES
@@ -209,3 +212,29 @@ def test_attentions_on_any_backend(case: Case) -> None:
 def test_unknown_backend_is_refused() -> None:
     with pytest.raises(ValueError, match="does not support Flash Attention 2"):
         ROPE.model(attn_implementation="flash_attention_2")
+
+
+COMPILED = """
+import torch
+from hf_relpos import RelPosDecoderModel, RelPosDecoderConfig
+
+def states(implementation):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 31, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = RelPosDecoderConfig(**sizes, position_scheme="SCHEME", attn_implementation=implementation)
+    ids = torch.arange(128).reshape(2, 64) % 31
+    mask = torch.ones(2, 64).index_fill(1, torch.arange(5), 0)
+    with torch.no_grad():
+        return RelPosDecoderModel(config).eval()(ids, attention_mask=mask).last_hidden_state[:, 5:]
+
+torch.testing.assert_close(states("flex_attention"), states("eager"), rtol=1e-4, atol=1e-4)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["nope", "rope", "t5", "transformer_xl"])
+def test_flex_as_it_is_compiled(scheme: str) -> None:
+    """In a process of its own: with a mask beside the bias, what is compiled for a processor ends it."""
+    command = [sys.executable, "-c", COMPILED.replace("SCHEME", scheme)]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert result.returncode == 0, result.stderr[-2000:]

@@ -1,7 +1,6 @@
 """Training in blocks: dropout inside of them, half precision, frozen parts, and how memory grows."""
 
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from elsewhere import environment
 from matrix import Case
 from matrix import cases
 from matrix import ids_of
@@ -340,12 +340,7 @@ print(step(512), *(step(length) for length in (2048, 4096, 8192)))
 def test_memory_of_a_step_grows_with_the_length(family: str, scheme: str) -> None:
     """Twice the length takes about twice the memory, padding and dropout included; on all pairs it takes four times."""
     command = [sys.executable, "-c", MEMORY_OF_A_STEP, family, scheme]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment())
+    result = subprocess.run(command, capture_output=True, text=True, env=environment() | {"MALLOC_MMAP_THRESHOLD_": "65536"})
     assert result.returncode == 0, result.stderr
     base, _, middle, last = map(int, result.stdout.split())
     assert math.log2((last - base) / (middle - base)) < 1.3, result.stdout
-
-
-def environment() -> dict[str, str]:
-    """This process's, in which a child finds the same modules."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_MMAP_THRESHOLD_": "65536"}

@@ -22,6 +22,7 @@ NUMBERS = {
     "random": torch.tensor([[0, 3, 4, 9, 10, 17, 21, 22, 30, 31, 40], [2, 3, 5, 8, 13, 14, 15, 20, 26, 33, 34]]),
     "stretched": torch.arange(LENGTH)[None] * 3 + 7,
     "repeated": torch.tensor([[0, 0, 1, 1, 1, 2, 2, 5, 5, 6, 6]]),
+    "far": torch.tensor([[0, 1, 2, 90, 91, 92, 300, 301, 301, 470, 471]]),
     "interleaved": torch.tensor([[0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7], [7, 3, 10, 6, 2, 9, 5, 1, 8, 4, 0]]),
 }
 PORTIONS = {"tokens": [1] * 11, "chunks": [3, 1, 5, 2], "prompt": [8, 1, 1, 1]}
@@ -132,9 +133,11 @@ def test_counting_on_behind_numbers_is_refused() -> None:
         (torch.arange(7)[None], "position_ids number 7 tokens, expected 2 \\(new\\) or 11 \\(all keys\\)"),
         (torch.zeros(3, 2).long(), "shape \\(3, 2\\) and torch.int64 are refused: expected whole numbers, 1 row or 2"),
         (torch.tensor([[0.5, 1.5]]), "torch.float32 are refused: expected whole numbers"),
+        (torch.tensor([[True, False]]), "torch.bool are refused: expected whole numbers, 1 row or 2"),
+        ([[0, 1]], "of type list are refused: expected a tensor of whole numbers"),
     ],
 )
-def test_numbers_that_do_not_fit(given: torch.Tensor, message: str) -> None:
+def test_numbers_that_do_not_fit(given: Any, message: str) -> None:
     model, ids = ROPE.model(), ids_of()
     _, cache = decode(model, ids, NUMBERS["random"], [9])
     for used in (cache, model(ids[:, :9], use_cache=True).cache):

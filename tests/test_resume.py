@@ -115,11 +115,13 @@ def test_what_cannot_be_resumed_is_refused_before_a_step(tmp_path):
         return trainer
 
     make_trainer(tmp_path, TEXT, **FIELDS | SAVES | {"max_steps": 3}).train()
-    with pytest.raises(ValueError, match=r"\(lanes, steps\)=\(8, 9\) of a text, this run reads \(8, 5\)"):
+    with pytest.raises(ValueError, match="was reading a text with steps 9 instead of 5, as this run would read it"):
         resumed(TEXT.take(40))
-    with pytest.raises(ValueError, match="this run reads \\(4, 18\\)"):
+    with pytest.raises(ValueError, match="with lanes 8 instead of 4, steps 9 instead of 18"):
         resumed(per_device_train_batch_size=2)
-    with pytest.raises(ValueError, match=r"memory.hidden has the shape .*, expected .*mem_len"):
+    with pytest.raises(ValueError, match=r"with lane_groups 1 instead of 2, as"):  # as many lanes, in another order
+        resumed(gradient_accumulation_steps=1, options={"lane_groups": 2})
+    with pytest.raises(ValueError, match=r"with mem_len \d instead of 3, as"):
         resumed(model=make_model(mem_len=3))
     memory_file(tmp_path / "checkpoint-3", 0).unlink()
     with pytest.raises(ValueError, match="lacks segment_memory_0.pt"):
@@ -128,10 +130,13 @@ def test_what_cannot_be_resumed_is_refused_before_a_step(tmp_path):
     assert anew.ids[0][0] == TEXT[0]["input_ids"].tolist()
 
 
-def test_the_last_checkpoint_is_one_that_was_written_to_its_end(tmp_path):
+@pytest.mark.parametrize("cut", ["missing", "empty", "half"])
+def test_the_last_checkpoint_is_one_that_was_written_to_its_end(tmp_path, cut):
+    """Whatever a run leaves that is killed while it writes its state."""
     whole = make_trainer(tmp_path, TEXT, **FIELDS | SAVES | {"max_steps": 4})
     whole.train()
-    (tmp_path / "checkpoint-4" / "trainer_state.json").unlink()  # killed while it was written
+    state = tmp_path / "checkpoint-4" / "trainer_state.json"
+    state.unlink() if cut == "missing" else state.write_text("" if cut == "empty" else state.read_text()[:50])
     resumed = make_trainer(tmp_path, TEXT, **FIELDS | {"max_steps": 4})
     resumed.train(resume_from_checkpoint=True)
     assert resumed.costs == whole.costs[6:]

@@ -33,6 +33,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"num_hidden_layers": 2, "num_decoder_layers": 3, "decoder_position_scheme": ["rope", "nope"]},
         "position_scheme lists 2 schemes for num_hidden_layers=3",
     ),
+    "parameters of no stack": (
+        {"position_parameters": {"slopes": "geometric"}, "position_scheme": "alibi"}
+        | {"encoder_position_scheme": "t5", "decoder_position_scheme": "rope"},
+        "belong to position_scheme='alibi', which no stack uses",
+    ),
     "unknown parameter": (
         {"encoder_position_scheme": "t5", "encoder_position_parameters": {"buckets": 8}},
         "unknown parameter 'buckets' of T5; its parameters: num_buckets",
@@ -68,6 +73,8 @@ def test_completed() -> None:
     encoder, decoder = config.stacks()
     assert (encoder.position_scheme, encoder.position_parameters) == ("t5", parameters)
     assert (decoder.position_scheme, decoder.position_parameters) == ("rope", {})
+    named = RelPosSeq2SeqConfig(position_scheme="t5", position_parameters=parameters, encoder_position_scheme="t5")
+    assert named.encoder_position_parameters == named.decoder_position_parameters == parameters
     assert (encoder.num_hidden_layers, decoder.num_hidden_layers) == (6, 2)
     assert (encoder.causal, decoder.causal) == (False, True)
     assert config.get_text_config() is config

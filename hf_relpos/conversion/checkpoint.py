@@ -30,6 +30,8 @@ def find_file(source: str, name: str) -> Path | None:
     """A file of a folder or of a repository on the Hub, or None when it has none of that name."""
     if Path(source).is_dir():
         return path if (path := Path(source) / name).is_file() else None
+    if Path(source).is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
+        raise ValueError(f"{source} is not a folder, and a name on the Hub is 'owner/name'")
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     try:
         found = cached_file(source, name, **quiet)
