@@ -80,9 +80,10 @@ def product_gradients(
         The gradient of the states.
     """
     folded, entries = _folded(slope, vectors, first)
+    flat = _by_head(folded, vectors)
     if total is not None:
-        total[:, entries] += _by_head(folded, vectors).transpose(-1, -2) @ _by_head(states, vectors)
-    return (_by_head(folded, vectors) @ vectors[:, entries]).view_as(states)
+        total[:, entries] += flat.transpose(-1, -2) @ _by_head(states, vectors)
+    return (flat @ vectors[:, entries]).view_as(states)
 
 
 def weighted(weights: torch.Tensor, vectors: torch.Tensor, first: int) -> torch.Tensor:
