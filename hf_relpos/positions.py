@@ -201,7 +201,7 @@ class Positions:
 
     def collect(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Sum what stands at one distance: `(batch, heads, query, key)` to `(batch, heads, query, distances)`."""
-        distances = len(self.distances) - self.room
+        distances = self.distances.shape[0] - self.room
         if self.is_toeplitz:
             return collect(probabilities.flip(-2)).flip(-2)[..., :distances]
         sums = probabilities.new_zeros(*probabilities.shape[:-1], distances)
