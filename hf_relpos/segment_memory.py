@@ -43,7 +43,9 @@ class SegmentMemory(NamedTuple):
         return SegmentMemory(self.hidden, self.length.masked_fill(rows, 0))
 
     def resize(self, slots: int) -> "SegmentMemory":
-        """The newest tokens in a memory of another number of slots."""
+        """The newest tokens in a memory of another number of slots; a ValueError if it is negative."""
+        if slots < 0:
+            raise ValueError(f"a memory cannot have {slots} slots")
         if slots <= self.slots:
             return SegmentMemory(self.hidden[:, :, self.slots - slots :], self.length.clamp(max=slots))
         batch, layers, _, size = self.hidden.shape

@@ -171,6 +171,8 @@ class RelPosStack(RelPosPreTrainedModel):
         if not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point():
             found = f"{tuple(input_ids.shape)} {input_ids.dtype}" if isinstance(input_ids, torch.Tensor) else type(input_ids)
             raise ValueError(f"input_ids must be a tensor of integers (batch, sequence), found {found}")
+        if input_ids.shape[1] == 0:
+            raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} hold no token: at least one is needed")
         if input_ids.numel() and (int(input_ids.max()) >= self.config.vocab_size or int(input_ids.min()) < 0):
             wrong = int(input_ids.max() if input_ids.min() >= 0 else input_ids.min())
             raise ValueError(

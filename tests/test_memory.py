@@ -138,6 +138,8 @@ def test_rows_of_memory(case: Case) -> None:
     wider = case.model(mem_len=9, sliding_window=6)
     torch.testing.assert_close(wider(second, memory=memory.resize(9)).last_hidden_state, wanted, **EXACT)
     torch.testing.assert_close(memory.resize(9).resize(5).hidden, memory.hidden, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="a memory cannot have -3 slots"):
+        memory.resize(-3)
 
 
 def test_shape_order_and_reading_only() -> None:

@@ -109,6 +109,8 @@ def test_misfits_are_refused(family: str) -> None:
     for wrong in (torch.zeros(3, dtype=torch.long), torch.zeros(1, 3), [[1, 2]]):
         with pytest.raises(ValueError, match=r"input_ids must be a tensor of integers \(batch, sequence\), found"):
             model(wrong)
+    with pytest.raises(ValueError, match=r"input_ids of shape \(2, 0\) hold no token"):
+        model(torch.zeros(2, 0, dtype=torch.long))
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
         model()
     with pytest.raises(TypeError, match="unknown arguments: attention_masks"):
