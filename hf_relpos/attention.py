@@ -26,6 +26,10 @@ MIN_PAIRS = 128 * 128
 """Query-key pairs from which blocks pay: below, one dense bias is as fast (measured, tests/benchmarks)."""
 
 
+WITHOUT_TABLES = ("cpu",)
+"""Kinds of devices for which FlexAttention is given one dense bias."""
+
+
 def repeat_heads(states: torch.Tensor, groups: int) -> torch.Tensor:
     """Repeat key or value heads for grouped queries: `(batch, kv_heads, key, head_dim)` to `(batch, heads, key, head_dim)`."""
     return states if groups == 1 else states.repeat_interleave(groups, dim=1)
@@ -85,6 +89,11 @@ def masked_bias(bias: torch.Tensor | None, positions: Positions, query: torch.Te
     bias = query.new_zeros(()) if bias is None else bias
     hidden = bias.masked_fill(~positions.visible, torch.finfo(query.dtype).min)
     return hidden.expand(*query.shape[:2], -1, -1)
+
+
+def looks_up(terms: ScoreTerms | None, positions: Positions, device: torch.device) -> bool:
+    """Whether FlexAttention can look up all that is added, numbers per distance, in its kernel (`flex.py`)."""
+    return (terms is None or (terms.is_bias and positions.is_toeplitz)) and device.type not in WITHOUT_TABLES
 
 
 class RelPosAttention(nn.Module):
@@ -178,10 +187,15 @@ class RelPosAttention(nn.Module):
         terms = positions.kept(self.layer_idx, partial(scheme.score_terms, positions, prepared, query, all_keys))
         terms, positions = terms and without_room(terms, positions.room), positions.tight
         path, bias = self.path(terms, positions, force_eager), None
+        dropout = self.attention_dropout if self.training else 0.0
         if terms is not None and path == "blockwise":
             all_values = repeat_heads(value, self.num_key_value_groups)
-            dropout = self.attention_dropout if self.training else 0.0
             return blockwise_attention(query, all_keys, all_values, terms, positions, scheme.scale(), dropout), None
+        if path == "flex_attention" and not dropout and looks_up(terms, positions, query.device):
+            from .flex import flex_by_distance  # FlexAttention takes long to import
+
+            all_values, bias = repeat_heads(value, self.num_key_value_groups), None if terms is None else terms.bias
+            return flex_by_distance(query, all_keys, all_values, bias, positions, scheme.scale(), self.training), None
         if terms is not None:
             bias = dense_bias(terms, positions, query, all_keys, scheme.scale())
             if terms.key_offset is not None:

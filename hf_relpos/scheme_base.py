@@ -104,6 +104,12 @@ class ScoreTerms:
     per_distance: bool = False
     learned: tuple[torch.Tensor, ...] = ()
 
+    @property
+    def is_bias(self) -> bool:
+        """Whether numbers per head and distance are all."""
+        others = (self.query_vectors, self.key_vectors, self.value_vectors, self.key_offset, self.distance_offset, self.dense)
+        return self.bias is not None and all(part is None for part in others)
+
 
 def every_distance(terms: ScoreTerms, positions: Positions) -> ScoreTerms:
     """The same terms with a vector for each of `positions.distances`."""

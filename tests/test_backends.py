@@ -110,6 +110,25 @@ def test_flex(case: Case) -> None:
         assert_same(case, *pair(case, "flex_attention"), backward=False)
 
 
+TABLES = ("t5", "alibi", "learned_bias", "kerple", "sandwich", "nope", "rope", "rope+alibi")
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore::DeprecationWarning:torch.jit")
+@pytest.mark.parametrize("case", [case for case in cases() if case.values[0].scheme in TABLES])
+def test_flex_looks_numbers_up(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where no dense bias is made but for numbers of the caller and padding between tokens."""
+    monkeypatch.setattr(attention, "WITHOUT_TABLES", ())
+    with torch.no_grad():
+        with monkeypatch.context() as patch:
+            patch.setattr(attention, "masked_bias", None)
+            mask = torch.ones(BATCH, LENGTH).index_fill(1, torch.arange(3), 0)
+            case.model(attn_implementation="flex_attention")(ids_of(), attention_mask=mask)
+        assert_same(case, *pair(case, "flex_attention"), backward=False)
+        if case.family == "decoder":
+            assert_same(case, *pair(case, "flex_attention", sliding_window=4), backward=False)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention has no backward pass on a processor")
 @pytest.mark.parametrize("case", FLEX)
