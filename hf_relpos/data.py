@@ -57,6 +57,8 @@ def load_documents(arguments: DataArguments) -> Documents:
     files = {split: names for split, names in files.items() if names}
     if files and arguments.dataset_name:
         raise ValueError(f"dataset_name={arguments.dataset_name!r} and {'_file, '.join(files)}_file exclude each other")
+    if arguments.streaming and (arguments.dataset_name or "stdlib") == "stdlib":
+        raise ValueError("streaming=True reads a dataset of the Hub, named by dataset_name: files and 'stdlib' are read whole")
     if files:
         found = Documents(**{split: load_files(names, arguments.text_column) for split, names in files.items()})
     elif arguments.dataset_name in (None, STDLIB):
