@@ -167,7 +167,7 @@ class Fire(PositionScheme):
         furthest = torch.maximum(distance.amax(-1).to(positions.dtype), (factor * self.threshold).abs())
         part = 1 / (self._psi(furthest, slope) + 1e-6)  # of psi(furthest), (batch|1, query)
         psi = self._psi(positions.distances if positions.is_toeplitz else positions.distance, slope)
-        if not positions.is_toeplitz or torch.compiler.is_compiling():
+        if not positions.is_toeplitz or part.shape[1] == 1 or torch.compiler.is_compiling():
             return self._network(part[..., None] * psi, *network)
         ends = torch.stack([part.amin(), part.amax()])[:, None] * psi  # (2, distances)
         on, at_other_end = (weight[:, None, None] * ends + bias[:, None, None] > 0).unbind(1)  # (units, distances)
