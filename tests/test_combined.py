@@ -75,7 +75,7 @@ def test_parameters_that_do_not_fit(given: dict[str, Any], reason: str) -> None:
 
 
 def test_unknown_part() -> None:
-    with pytest.raises(ValueError, match="unknown position_scheme 'alibx'; the schemes are: nope"):
+    with pytest.raises(ValueError, match="unknown position_scheme 'alibx' in 'rope.alibx'; the schemes are: nope"):
         RelPosDecoderConfig(position_scheme="rope+alibx")
 
 
