@@ -7,7 +7,6 @@ reads queries or keys, FlexAttention is given one dense bias (`attention.py`).
 from typing import Any
 
 import torch
-from torch.nn.attention.flex_attention import create_block_mask
 from transformers.integrations.flex_attention import compile_friendly_flex_attention
 
 from .positions import Positions
@@ -48,21 +47,7 @@ def flex_by_distance(
         value,
         training,
         score_mod=None if bias is None else looked_up,
-        block_mask=_block_mask(positions),
+        block_mask=positions.block_mask,
         scale=scale,
     )
     return output.transpose(1, 2)
-
-
-def _block_mask(positions: Positions) -> Any:
-    """Who sees whom, in blocks of which the kernel skips those that nobody sees; made once for all layers."""
-    if "block_mask" not in positions.__dict__:
-        visible = positions.visible
-
-        def seen(batch: Any, head: Any, row: Any, column: Any) -> Any:
-            return visible[batch if len(visible) > 1 else 0, 0, row, column]
-
-        batch, _, queries, keys = visible.shape
-        mask = create_block_mask(seen, batch if batch > 1 else None, None, queries, keys, device=visible.device)
-        object.__setattr__(positions, "block_mask", mask)
-    return positions.__dict__["block_mask"]

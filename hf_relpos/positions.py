@@ -282,3 +282,16 @@ class Positions:
         if self.query_document is not None and self.key_document is not None:
             seen = seen & (self.query_document[:, :, None] == self.key_document[:, None, :])
         return (seen | (offset == 0))[:, None]
+
+    @lazy
+    def block_mask(self) -> Any:
+        """Who sees whom for FlexAttention, in blocks of which its kernel skips those that nobody sees."""
+        from torch.nn.attention.flex_attention import create_block_mask  # takes long to import
+
+        visible = self.visible
+        batch, _, queries, keys = visible.shape
+
+        def seen(row: Any, head: Any, query: Any, key: Any) -> Any:
+            return visible[row if batch > 1 else 0, 0, query, key]
+
+        return create_block_mask(seen, batch if batch > 1 else None, None, queries, keys, device=visible.device)

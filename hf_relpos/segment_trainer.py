@@ -50,6 +50,7 @@ class SegmentTrainer(Trainer):
     """
 
     model: Any
+    train_dataset: Any
     eval_dataset: Any
 
     def __init__(self, *args: Any, eval_streams: int | None = None, lane_groups: int = 1, **kwargs: Any) -> None:
@@ -104,12 +105,8 @@ class SegmentTrainer(Trainer):
         """Batches that have lanes of their own: those of an accumulation window, in each group."""
         return self.args.gradient_accumulation_steps * self.lane_groups
 
-    @property
-    def _blocks(self) -> Any:
-        return self.train_dataset
-
     def _train_lanes(self) -> LaneView:
-        return LaneView(self._blocks, self._rows(self._train_batch_size) * self._turns)
+        return LaneView(self.train_dataset, self._rows(self._train_batch_size) * self._turns)
 
     def get_train_dataloader(self) -> DataLoader:
         return self._loader(self._train_lanes(), "Training", self._train_batch_size, is_training=True)
@@ -202,8 +199,8 @@ class SegmentTrainer(Trainer):
 
     def _reading(self) -> dict[str, int]:
         """How the text is read: what a run that goes on has to have in common with the one before."""
-        lanes, blocks = self._train_lanes(), self._blocks
-        block, slots = len(blocks[0]["input_ids"]), self.model.config.mem_len
+        lanes = self._train_lanes()
+        block, slots = len(self.train_dataset[0]["input_ids"]), self.model.config.mem_len
         return {
             "lanes": lanes.rows, "steps": lanes.steps, "lane_groups": self.lane_groups, "block_size": block, "mem_len": slots,
         }  # fmt: skip
@@ -247,7 +244,7 @@ def load_memory(checkpoint: str | Path, reading: dict[str, int]) -> SegmentMemor
     states = [_load(file) for file in files]
     steps = zip(*(state["memories"] for state in states), strict=True)
     parts = [SegmentMemory(*memory) for step in steps for memory in step]
-    found = states[0]["reading"]
+    found = states[0].get("reading", {})
     if other := [
         f"{name} {found.get(name)} instead of {value}" for name, value in reading.items() if found.get(name) != value
     ]:

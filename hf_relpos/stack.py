@@ -18,6 +18,7 @@ from .layers import RelPosLayer
 from .layers import make_norm
 from .position_builder import build_positions
 from .position_builder import for_decoding
+from .position_builder import whole_numbers
 from .positions import Positions
 from .scheme_base import PositionScheme
 from .schemes import build_schemes
@@ -168,7 +169,7 @@ class RelPosStack(RelPosPreTrainedModel):
 
     def _check_ids(self, input_ids: Any) -> None:
         """Refuse what is no batch of token ids."""
-        if not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point():
+        if not whole_numbers(input_ids) or input_ids.dim() != 2:
             found = f"{tuple(input_ids.shape)} {input_ids.dtype}" if isinstance(input_ids, torch.Tensor) else type(input_ids)
             raise ValueError(f"input_ids must be a tensor of integers (batch, sequence), found {found}")
         if input_ids.shape[1] == 0:

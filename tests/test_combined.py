@@ -89,9 +89,8 @@ def test_the_order_does_not_matter() -> None:
 
 
 def test_what_a_part_refuses_is_refused() -> None:
-    for name, reason in {"xpos+alibi": "xpos: what decays", "xpos+fire": "xpos: what decays"}.items():
-        with pytest.raises(ValueError, match=f"is refused for a bidirectional model: {reason}"):
-            RelPosEncoderConfig(position_scheme=name)
+    with pytest.raises(ValueError, match="is refused for a bidirectional model: xpos: what decays"):
+        RelPosEncoderConfig(position_scheme="xpos+alibi")
     with pytest.raises(ValueError, match="rope_type='dynamic' is refused for mem_len=4"):
         RelPosDecoderConfig(position_scheme="rope+t5", mem_len=4, position_parameters={"rope": {"rope_type": "dynamic"}})
     with pytest.raises(ValueError, match="max_distance=8 is not allowed: more than 16"):

@@ -121,7 +121,6 @@ def test_fire_says_it_per_distance_where_it_can(family: str) -> None:
 
 
 def test_refusals_of_bias_schemes() -> None:
-    refuse("encoder", "cope", {}, "'cope' is refused for a bidirectional model: it counts the tokens from a key")
     refuse("decoder", "kerple", {"acts_as": "weight"}, "acts_as='weight' needs kernel='power'")
 
 
