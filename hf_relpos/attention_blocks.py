@@ -6,10 +6,12 @@ The queries of a block run backwards (`diagonals.py`), so that its scores are a 
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from typing import Any
 from typing import NamedTuple
 
 import torch
 
+from .diagonals import add_products
 from .diagonals import products
 from .diagonals import spread_out
 from .diagonals import with_key_products
@@ -17,6 +19,9 @@ from .positions import Positions
 
 BLOCK = 128
 """Queries a block: large enough for fast products, small enough for the cache of a processor."""
+
+AREA = 2**18
+"""Scores that a processor's cache holds beside what is made of them (1 MiB in float32): blocks take heads together up to it."""
 
 
 class Parts(NamedTuple):
@@ -40,6 +45,17 @@ class Parts(NamedTuple):
         """Whether the fused kernel can do the forward pass: it takes a mask, but gives no probabilities."""
         return self.value_vectors is None and self.query.device.type == "cpu"
 
+    def cut(self, block: "Block") -> "Parts":
+        """What one block is computed from: its queries, keys and values, and the tables of its heads, whole."""
+        query, key, value, *tables = (_of_heads(part, block.heads) for part in self)
+        rows, columns = block.rows, block.columns
+        along: Any = [None if part is None else part[:, :, cut] for part, cut in ((query, rows), (key, columns), (value, columns))]
+        return Parts(*along, *tables)
+
+
+def _of_heads(tensor: torch.Tensor | None, heads: slice) -> torch.Tensor | None:
+    return tensor if tensor is None or tensor.shape[0] == 1 else tensor[heads]
+
 
 class Plan(NamedTuple):
     """How the blocks are computed: everything that has no gradient."""
@@ -53,6 +69,13 @@ class Plan(NamedTuple):
     seed: int
     dense: Callable[..., torch.Tensor] | None
     per_distance: bool
+    """Whether `dense` gives numbers per distance, of all heads at once, since they have most of the work in common."""
+    shared: int
+    """How many of the tensors that `dense` reads serve all heads; they come first."""
+
+    def learned(self, tensors: Sequence[Any], block: "Block") -> list[Any]:
+        """Of the tensors that `dense` reads, or of their gradients, what belongs to the heads of a block."""
+        return [*tensors[: self.shared], *(None if each is None else each[block.heads] for each in tensors[self.shared :])]
 
     def first(self, block: "Block") -> int:
         """The entry that a block's first distance would have in the tables of vectors; it may lie outside of them."""
@@ -60,8 +83,9 @@ class Plan(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One block: its rows among the queries that run backwards, its columns among the keys, its distances in the tables."""
+    """One block: some heads, its rows among the queries that run backwards, its columns among the keys, its distances in the tables."""
 
+    heads: slice
     rows: slice
     columns: slice
     distances: slice
@@ -74,7 +98,7 @@ class Block(NamedTuple):
 
 
 def cut_blocks(positions: Positions) -> Iterator[Block]:
-    """Cut the queries into blocks, each with just the keys that it can see.
+    """Cut the queries into blocks of all heads, each with just the keys that it can see.
 
     One at a time: the masks that a block's positions remember, of all blocks together, would be those of all pairs.
     """
@@ -89,13 +113,31 @@ def cut_blocks(positions: Positions) -> Iterator[Block]:
         nearest = left - (start + last - 1) - low  # of the last query and the first key
         distances = slice(nearest, nearest + last - first + right - left - 1)
         inside = positions.block(slice(first, last), slice(left, right))
-        yield Block(slice(queries - last, queries - first), slice(left, right), distances, inside)
+        yield Block(slice(None), slice(queries - last, queries - first), slice(left, right), distances, inside)
 
 
-def dense_part(parts: Parts, learned: Sequence[torch.Tensor], plan: Plan, block: Block) -> torch.Tensor | None:
-    """The scheme's terms `(heads, batch|1, rows, columns)`, from queries and keys cut to the block; or a column a distance."""
-    if plan.dense is None:
-        return None
+def cut_heads(block: Block, parts: Parts, plan: Plan, fuses: bool) -> Iterator[Block]:
+    """Cut a block into blocks of so many heads as the cache holds; not at all where the kernel reads a view, or on other devices.
+
+    Args:
+        block: with all heads.
+        parts: whole.
+        plan: how.
+        fuses: whether the fused kernel is what reads the scores.
+    """
+    heads, batch = parts.query.shape[:2]
+    rows, columns = block.shape
+    made = (parts.query_vectors, parts.key_vectors, None if plan.per_distance else plan.dense)
+    view = all(part is None for part in made) and not block.positions.hides_more
+    whole = (fuses and view) or parts.query.device.type != "cpu"
+    together = heads if whole else max(1, AREA // (batch * rows * columns))
+    for first in range(0, heads, together):
+        yield block._replace(heads=slice(first, min(first + together, heads)))
+
+
+def dense_part(parts: Parts, learned: Sequence[torch.Tensor], plan: Plan, block: Block) -> torch.Tensor:
+    """The scheme's terms `(heads, batch|1, rows, columns)`, from what is cut to the block; or a column a distance."""
+    assert plan.dense is not None
     query, key = parts.query.flip(-2).transpose(0, 1), parts.key.transpose(0, 1)
     return plan.dense(block.positions, query, key, *learned).flip(-2).transpose(0, 1)
 
@@ -117,7 +159,7 @@ def block_scores(parts: Parts, dense: torch.Tensor | None, plan: Plan, block: Bl
     numbers = numbers[:, None, None, block.distances]
     first = plan.first(block)
     if parts.query_vectors is not None:
-        numbers = products(distance_query(parts, plan), parts.query_vectors, first, numbers.shape[-1]).add_(numbers)
+        numbers = products(distance_query(parts, plan), parts.query_vectors, first, numbers)
     if dense is not None and plan.per_distance:
         numbers = _sum(dense, numbers)
     scores = spread_out(numbers, rows, columns)
@@ -153,21 +195,17 @@ def distance_query(parts: Parts, plan: Plan) -> torch.Tensor:
     return _scaled_query(parts, plan, parts.distance_offset)
 
 
-def cut(parts: Parts, block: Block) -> Parts:
-    """The queries, keys and values of one block."""
-    rows, columns = block.rows, block.columns
-    return parts._replace(query=parts.query[:, :, rows], key=parts.key[:, :, columns], value=parts.value[:, :, columns])
-
-
 def kept(plan: Plan, block: Block, weights: torch.Tensor) -> torch.Tensor | None:
     """What dropout multiplies a block's probabilities by, the same in forward and backward; None without dropout."""
     if not plan.dropout:
         return None
-    generator = torch.Generator(weights.device).manual_seed(plan.seed + block.rows.start)
+    generator = torch.Generator(weights.device).manual_seed(plan.seed + (block.heads.start << 32) + block.rows.start)
     return torch.empty_like(weights).bernoulli_(1 - plan.dropout, generator=generator).div_(1 - plan.dropout)
 
 
-def whole_scores(parts: Parts, plan: Plan, scores: torch.Tensor) -> torch.Tensor:
-    """Products of a block's queries and keys with all that is added, at least in float32."""
+def whole_scores(parts: Parts, plan: Plan, scores: torch.Tensor, lse: torch.Tensor | None = None) -> torch.Tensor:
+    """Products of a block's queries and keys with all that is added, at least in float32; less `lse (heads, batch, rows)`."""
     wide = torch.promote_types(parts.query.dtype, torch.float32)
-    return (content_query(parts, plan) @ parts.key.transpose(-1, -2)).to(wide).add_(scores)
+    total = parts.query.new_empty(*parts.query.shape[:-1], parts.key.shape[-2], dtype=wide)
+    total = total.copy_(scores) if lse is None else torch.sub(scores, lse[..., None], out=total)
+    return add_products(total, content_query(parts, plan), parts.key)

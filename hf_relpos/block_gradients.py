@@ -10,12 +10,13 @@ from .attention_blocks import Parts
 from .attention_blocks import Plan
 from .attention_blocks import block_scores
 from .attention_blocks import content_query
-from .attention_blocks import cut
 from .attention_blocks import cut_blocks
+from .attention_blocks import cut_heads
 from .attention_blocks import dense_part
 from .attention_blocks import distance_query
 from .attention_blocks import kept
 from .attention_blocks import whole_scores
+from .diagonals import add_products
 from .diagonals import collect
 from .diagonals import key_product_gradients
 from .diagonals import product_gradients
@@ -40,8 +41,8 @@ def blockwise_gradients(
         results: its output, its log-sum-exp, and the gradient of the output.
     """
     gradients = _Gradients(plan, tensors, wanted, results)
-    for block in cut_blocks(plan.positions):
-        gradients.add(block)
+    for rows in cut_blocks(plan.positions):
+        gradients.add_rows(rows)
     sums = [*gradients.sums, *gradients.learned_sums]
     return [None if s is None or t is None else s.to(t.dtype) for s, t in zip(sums, tensors, strict=True)]
 
@@ -71,96 +72,125 @@ class _Gradients:
         asked = (self.sums.bias, self.parts.query_vectors, self.parts.key_vectors, self.plan.dense)
         return self.parts.fuses and not self.plan.dropout and all(part is None for part in asked)
 
-    def add(self, block: Block) -> None:
+    def add_rows(self, rows: Block) -> None:
+        """Add what one block of all heads gives."""
+        numbers = _Dense(self, rows) if self.plan.per_distance else None
+        for block in cut_heads(rows, self.parts, self.plan, self.fuses):
+            dense = _Dense(self, block) if numbers is None and self.plan.dense is not None else numbers
+            self.add(block, dense)
+            if dense is not None and dense is not numbers:
+                dense.back()
+        if numbers is not None:
+            numbers.back()
+
+    def add(self, block: Block, dense: "_Dense | None") -> None:
         """Add what one block gives."""
-        part = cut(self.parts, block)
-        dense, leaves = None, []
-        if self.plan.dense is not None:
-            with torch.enable_grad():
-                leaves = [tensor.detach().requires_grad_() for tensor in (part.query, part.key, *self.learned)]
-                dense = dense_part(part._replace(query=leaves[0], key=leaves[1]), leaves[2:], self.plan, block)
-        scores = block_scores(part, None if dense is None else dense.detach(), self.plan, block)
+        part, total = self.parts.cut(block), self.sums.cut(block)
+        scores = block_scores(part, None if dense is None else dense.of(block), self.plan, block)
         if self.fuses:
-            self._add_fused(part, block, scores)
+            self._add_fused(part, total, block, scores)
             return
-        slope = self._add_values(part, block, scores)
-        self._add_products(part, block, slope.to(part.query.dtype))
-        self._add_tables(part, block, slope)
+        slope = self._add_values(part, total, block, scores)
+        self._add_products(part, total, slope.to(part.query.dtype))
+        self._add_tables(part, total, block, slope)
         if dense is not None:
-            self._add_dense(dense, leaves, block, slope)
+            dense.take(slope)
 
-    def _add_fused(self, part: Parts, block: Block, scores: torch.Tensor) -> None:
-        rows, columns = block.rows, block.columns
+    def _of(self, block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of a block's queries: the output, its gradient, the log-sum-exp, and the product of the first two."""
+        per_query = (self.output, self.grad, self.lse, self.delta)
+        output, grad, lse, delta = (each[block.heads, :, block.rows] for each in per_query)
+        return output, grad, lse, delta
+
+    def _add_fused(self, part: Parts, total: Parts, block: Block, scores: torch.Tensor) -> None:
         mask = scores.expand(*part.query.shape[:2], -1, -1)
-        query = content_query(part, self.plan)
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            self.grad[:, :, rows], query, part.key, part.value, self.output[:, :, rows], self.lse[:, :, rows], 0.0, False,
-            attn_mask=mask, scale=1.0,
-        )  # fmt: skip
-        self._add_query(block, found[0] * self.plan.scale, self.sums.key_offset)
-        for total, part_of in zip((self.sums.key, self.sums.value), found[1:], strict=True):
-            if total is not None:
-                total[:, :, columns] += part_of
+        output, grad, lse, _ = self._of(block)
+        query, key, value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, content_query(part, self.plan), part.key, part.value, output, lse, 0.0, False, attn_mask=mask, scale=1.0
+        )
+        _add_query(total, query * self.plan.scale, total.key_offset)
+        for sums, found in ((total.key, key), (total.value, value)):
+            if sums is not None:
+                sums.add_(found)
 
-    def _add_values(self, part: Parts, block: Block, scores: torch.Tensor) -> torch.Tensor:
+    def _add_values(self, part: Parts, total: Parts, block: Block, scores: torch.Tensor) -> torch.Tensor:
         """Gradients of values and their vectors; returns that of the scores, `(heads, batch, rows, columns)`."""
-        rows, (height, width) = block.rows, block.shape
-        weights = whole_scores(part, self.plan, scores).sub_(self.lse[:, :, rows, None]).exp_()
-        outward, factor = self.grad[:, :, rows], kept(self.plan, block, weights)
-        slope = (outward @ part.value.transpose(-1, -2)).to(weights.dtype)
+        _, outward, lse, delta = self._of(block)
+        weights = whole_scores(part, self.plan, scores, lse).exp_()
+        factor, first = kept(self.plan, block, weights), self.plan.first(block)
+        slope = add_products((-delta if factor is None else torch.zeros_like(delta)).expand_as(weights).clone(), outward, part.value)
         if part.value_vectors is not None:
-            first, distances = self.plan.first(block), height + width - 1
-            slope.add_(spread_out(products(outward, part.value_vectors, first, distances), height, width))
+            nothing = slope.new_zeros(1, 1, 1, sum(block.shape) - 1)
+            slope.add_(spread_out(products(outward, part.value_vectors, first, nothing), *block.shape))
         used = weights if factor is None else weights * factor
-        slope = slope if factor is None else slope.mul_(factor)
+        slope = slope if factor is None else slope.mul_(factor).sub_(delta)
         used = used.to(outward.dtype)
-        if self.sums.value is not None:
-            self.sums.value[:, :, block.columns] += used.transpose(-1, -2) @ outward
-        if self.sums.value_vectors is not None and part.value_vectors is not None:
-            first = self.plan.first(block)
-            product_gradients(collect(used), outward, part.value_vectors, first, self.sums.value_vectors)
-        return slope.sub_(self.delta[:, :, rows]).mul_(weights)
+        if total.value is not None:
+            total.value.add_(used.transpose(-1, -2) @ outward)
+        if total.value_vectors is not None and part.value_vectors is not None:
+            product_gradients(collect(used), outward, part.value_vectors, first, total.value_vectors)
+        return slope.mul_(weights)
 
-    def _add_products(self, part: Parts, block: Block, slope: torch.Tensor) -> None:
-        self._add_query(block, (slope @ part.key) * self.plan.scale, self.sums.key_offset)
-        if self.sums.key is not None:
-            self.sums.key[:, :, block.columns] += slope.transpose(-1, -2) @ content_query(part, self.plan)
+    def _add_products(self, part: Parts, total: Parts, slope: torch.Tensor) -> None:
+        _add_query(total, (slope @ part.key) * self.plan.scale, total.key_offset)
+        if total.key is not None:
+            total.key.add_(slope.transpose(-1, -2) @ content_query(part, self.plan))
 
-    def _add_tables(self, part: Parts, block: Block, slope: torch.Tensor) -> None:
+    def _add_tables(self, part: Parts, total: Parts, block: Block, slope: torch.Tensor) -> None:
         """Gradients of what is added to the products, and of what it was made from."""
         scale, first = self.plan.scale, self.plan.first(block)
-        if self.sums.bias is not None:
-            self.sums.bias[:, block.distances] += collect(slope.sum(1)).sum(1)
+        if total.bias is not None:
+            total.bias[:, block.distances] += collect(slope.sum(1)).sum(1)
         narrow = slope.to(part.query.dtype)
         if part.query_vectors is not None:
             along, query = collect(narrow), distance_query(part, self.plan)
-            gradient = product_gradients(along, query, part.query_vectors, first, self.sums.query_vectors)
-            self._add_query(block, gradient * scale, self.sums.distance_offset)
+            gradient = product_gradients(along, query, part.query_vectors, first, total.query_vectors)
+            _add_query(total, gradient * scale, total.distance_offset)
         if part.key_vectors is not None:
-            gradient = key_product_gradients(narrow, part.key * scale, part.key_vectors, first, self.sums.key_vectors)
-            if self.sums.key is not None:
-                self.sums.key[:, :, block.columns] += gradient * scale
+            gradient = key_product_gradients(narrow, part.key * scale, part.key_vectors, first, total.key_vectors)
+            if total.key is not None:
+                total.key.add_(gradient * scale)
 
-    def _add_dense(self, dense: torch.Tensor, leaves: list[torch.Tensor], block: Block, slope: torch.Tensor) -> None:
-        """Let autograd carry the gradient of dense terms to all that they were made from."""
-        totals = [
-            None if self.sums.query is None else self.sums.query[:, :, block.rows],
-            None if self.sums.key is None else self.sums.key[:, :, block.columns],
-            *self.learned_sums,
-        ]
-        asked = [(total, leaf) for total, leaf in zip(totals, leaves, strict=True) if total is not None]
+
+class _Dense:
+    """The dense terms of one block, what they were made from, and the gradients that come back to them."""
+
+    def __init__(self, gradients: _Gradients, block: Block) -> None:
+        self.plan, self.first = gradients.plan, block.heads.start or 0
+        part, total = gradients.parts.cut(block), gradients.sums.cut(block)
+        learned = self.plan.learned(gradients.learned, block)
+        self.totals = [total.query, total.key, *self.plan.learned(gradients.learned_sums, block)]
+        with torch.enable_grad():
+            self.leaves = [tensor.detach().requires_grad_() for tensor in (part.query, part.key, *learned)]
+            part = part._replace(query=self.leaves[0], key=self.leaves[1])
+            self.made = dense_part(part, self.leaves[2:], self.plan, block)
+        self.taken: list[torch.Tensor] = []
+
+    def of(self, block: Block) -> torch.Tensor:
+        """The terms of a block's heads."""
+        return self.made.detach()[block.heads.start - self.first : block.heads.stop - self.first]
+
+    def take(self, slope: torch.Tensor) -> None:
+        """Take the gradient of the scores of some more heads."""
+        if self.plan.per_distance:
+            slope = collect(slope)[..., : self.made.shape[-1]]
+        self.taken.append(slope.sum_to_size(slope.shape[0], *self.made.shape[1:]))
+
+    def back(self) -> None:
+        """Let autograd carry what was taken to all that the terms were made from."""
+        asked = [(total, leaf) for total, leaf in zip(self.totals, self.leaves, strict=True) if total is not None]
         if not asked:
             return
-        inward = collect(slope)[..., : dense.shape[-1]] if self.plan.per_distance else slope
-        inward = inward.sum_to_size(dense.shape).to(dense.dtype)
-        found = torch.autograd.grad(dense, [leaf for _, leaf in asked], inward, allow_unused=True)
+        inward = torch.cat(self.taken).to(self.made.dtype)
+        found = torch.autograd.grad(self.made, [leaf for _, leaf in asked], inward, allow_unused=True)
         for (total, _), gradient in zip(asked, found, strict=True):
             if gradient is not None:
                 total.add_(gradient)
 
-    def _add_query(self, block: Block, gradient: torch.Tensor, offset: torch.Tensor | None) -> None:
-        """Add to the queries of a block, and to the offset that they met something with."""
-        if self.sums.query is not None:
-            self.sums.query[:, :, block.rows] += gradient
-        if offset is not None:
-            offset += gradient.sum((1, 2), dtype=offset.dtype)
+
+def _add_query(total: Parts, gradient: torch.Tensor, offset: torch.Tensor | None) -> None:
+    """Add to the queries of a block, and to the offset that they met something with."""
+    if total.query is not None:
+        total.query.add_(gradient)
+    if offset is not None:
+        offset.add_(gradient.sum((1, 2), dtype=offset.dtype))

@@ -55,15 +55,38 @@ def reach(first: int, distances: int, entries: int) -> Reach:
     return Reach(slice(low, high + 1), before, distances - count - before)
 
 
-def products(states: torch.Tensor, vectors: torch.Tensor, first: int, distances: int) -> torch.Tensor:
-    """Products of states `(heads, batch, rows, head_dim)` with the vectors of all distances: `(heads, batch, rows, distances)`."""
+def add_products(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Add to `total (heads, batch, rows, columns)`, in place, the products of `left` and `right (heads, batch, length, head_dim)`.
+
+    Where nothing has to be widened, one pass less than a product and a sum.
+    """
+    right = right.transpose(-1, -2)
+    if total.dtype != left.dtype:
+        return total.add_(left @ right)
+    total.view(-1, *total.shape[2:]).baddbmm_(left.flatten(0, 1), right.flatten(0, 1))
+    return total
+
+
+def products(states: torch.Tensor, vectors: torch.Tensor, first: int, added: torch.Tensor) -> torch.Tensor:
+    """Products of states with the vectors of all distances, and what is added to them.
+
+    Args:
+        states: `(heads, batch, rows, head_dim)`.
+        vectors: `(heads|1, entries, head_dim)`.
+        first: entry of distance number 0.
+        added: `(heads|1, 1, 1, distances)`.
+
+    Returns:
+        `(heads, batch, rows, distances)`.
+    """
+    distances = added.shape[-1]
     near = reach(first, distances, vectors.shape[1])
-    met = _by_head(states, vectors) @ vectors[:, near.entries].transpose(-1, -2)
-    met = met.view(*states.shape[:-1], -1)
-    if not near.before and not near.after:
-        return met
-    ends = met[..., :1].expand(-1, -1, -1, near.before), met, met[..., -1:].expand(-1, -1, -1, near.after)
-    return torch.cat(ends, -1)
+    flat, met = _by_head(states, vectors), vectors[:, near.entries].transpose(-1, -2)
+    if not near.before and not near.after and added.shape[0] in (1, flat.shape[0]) and added.dtype == flat.dtype:
+        return torch.baddbmm(added.flatten(1, 2), flat, met).view(*states.shape[:-1], -1)
+    result = (flat @ met).view(*states.shape[:-1], -1)
+    ends = result[..., :1].expand(-1, -1, -1, near.before), result, result[..., -1:].expand(-1, -1, -1, near.after)
+    return torch.cat(ends, -1).add_(added)
 
 
 def product_gradients(

@@ -87,10 +87,11 @@ class ScoreTerms:
         key_offset: `(heads, head_dim)` added to the query where it meets the keys: u of Transformer-XL.
         distance_offset: `(heads, head_dim)` added to the query where it meets the distances: v of Transformer-XL.
         dense: for what no table says: a function of the positions, the queries and keys `(batch, heads, length, head_dim)`, and
-            `learned`, that gives `(batch|1, heads, query, key)`, added to the scaled scores. It is asked for some queries at a
-            time, with all keys that they see.
+            what is `learned`, that gives `(batch|1, heads, query, key)`, added to the scaled scores. It is asked for some heads
+            and some queries at a time, with all keys that they see.
         per_distance: whether `dense` gives a number per query and distance instead, `(batch|1, heads, query, distances)`.
         learned: the parameters that `dense` reads, so that blocks can be computed anew in the backward pass.
+        learned_by_head: those of them that have an entry a head, `(heads, ...)`; `dense` takes them last.
     """
 
     bias: torch.Tensor | None = None
@@ -103,6 +104,7 @@ class ScoreTerms:
     dense: Callable[..., torch.Tensor] | None = None
     per_distance: bool = False
     learned: tuple[torch.Tensor, ...] = ()
+    learned_by_head: tuple[torch.Tensor, ...] = ()
 
     @property
     def is_bias(self) -> bool:
@@ -153,7 +155,7 @@ def dense_bias(
     if terms.key_vectors is not None:
         parts.append(positions.gather_keys((key * scale) @ terms.key_vectors.to(key.dtype).transpose(-1, -2)))
     if terms.dense is not None:
-        numbers = terms.dense(positions, query, key, *terms.learned)
+        numbers = terms.dense(positions, query, key, *terms.learned, *terms.learned_by_head)
         parts.append(positions.gather(numbers) if terms.per_distance else numbers)
     return sum(parts[1:], parts[0]).to(query.dtype) if parts else None
 

@@ -66,7 +66,7 @@ class Kerple(PositionScheme):
         bias = self._kernel(self.bias_a, self.bias_p, positions) if self.acts_as != "weight" else None
         if self.acts_as == "bias":
             return ScoreTerms(bias=bias)
-        return ScoreTerms(bias=bias, dense=self._weighed, learned=(self.weight_a, self.weight_p))
+        return ScoreTerms(bias=bias, dense=self._weighed, learned_by_head=(self.weight_a, self.weight_p))
 
     def _weighed(
         self, positions: Positions, query: torch.Tensor, key: torch.Tensor, a: torch.Tensor, p: torch.Tensor

@@ -152,12 +152,13 @@ class XLNet(TransformerXL):
         terms = super().score_terms(positions, prepared, query, key)
         if positions.token_types is None or not self.has_segments:
             return terms
-        return replace(terms, dense=self._segment_term, learned=(self.segment_table, self.segment_offset))
+        by_head = (self.segment_table.transpose(0, 1), self.segment_offset)
+        return replace(terms, dense=self._segment_term, learned_by_head=by_head)
 
     def _segment_term(
         self, positions: Positions, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor, offset: torch.Tensor
     ) -> torch.Tensor:
-        met = (query + offset[:, None].to(query.dtype)) * self.scale() @ table.permute(1, 2, 0).to(query.dtype)
+        met = (query + offset[:, None].to(query.dtype)) * self.scale() @ table.transpose(1, 2).to(query.dtype)
         asking: Any = positions.query_types
         asked: Any = positions.token_types
         return torch.where((asking[:, :, None] == asked[:, None, :])[:, None], met[..., :1], met[..., 1:])

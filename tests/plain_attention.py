@@ -45,7 +45,7 @@ def plain_attention(
     if terms.bias is not None:
         scores = scores + terms.bias[:, distance.clamp(low, high) - low]
     if terms.dense is not None:
-        scores = scores + terms.dense(positions, query, key, *terms.learned)
+        scores = scores + terms.dense(positions, query, key, *terms.learned, *terms.learned_by_head)
     weights = scores.masked_fill(~positions.visible, float("-inf")).softmax(-1)
     weights = weights if factor is None else weights * factor
     output = weights @ value
@@ -56,13 +56,13 @@ def plain_attention(
 
 def of_both(positions: Positions, query: torch.Tensor, key: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
     """A dense term of what the tokens say, where they stand and what is learned."""
-    slope, mixed = learned
+    mixed, slope = learned
     return (query @ mixed @ key.transpose(-1, -2)).tanh() + slope[:, None, None] * (positions.distance[:, None] * 0.3).sin()
 
 
 def of_places(positions: Positions, query: torch.Tensor, key: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
-    """A dense term of places alone: one for the whole batch, and the second of what is learned is not used."""
-    return learned[0][:, None, None] * (positions.distance[:, None] * 0.3).cos()
+    """A dense term of places alone: one for the whole batch, and the first of what is learned is not used."""
+    return learned[1][:, None, None] * (positions.distance[:, None] * 0.3).cos()
 
 
 DENSE = {"of both": of_both, "of places": of_places}
@@ -84,7 +84,7 @@ def random_terms(positions: Positions, names: set[str], span: tuple[int, int] | 
     shapes |= dict.fromkeys(("key_offset", "distance_offset"), (HEADS, SIZE))
     parts: dict[str, Any] = {name: learned(shape) for name, shape in shapes.items() if name in names}
     if dense:
-        parts |= {"dense": DENSE[dense], "learned": (learned((HEADS,)), learned((SIZE, SIZE)))}
+        parts |= {"dense": DENSE[dense], "learned": (learned((SIZE, SIZE)),), "learned_by_head": (learned((HEADS,)),)}
     return ScoreTerms(**parts, span=span)
 
 
@@ -94,7 +94,7 @@ def learned(shape: tuple[int, ...]) -> torch.Tensor:
 
 def leaves_of(terms: ScoreTerms) -> list[torch.Tensor]:
     """All tensors of the terms."""
-    return [part for name in TABLES if (part := getattr(terms, name)) is not None] + list(terms.learned)
+    return [part for name in TABLES if (part := getattr(terms, name)) is not None] + [*terms.learned, *terms.learned_by_head]
 
 
 def positions_of(batch: int, length: int, memory: int = 0, **options: Any) -> Positions:

@@ -43,8 +43,9 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
         yield patching
 
 
-def cut_into(patching: pytest.MonkeyPatch, block: int, tile: int = 32) -> None:
+def cut_into(patching: pytest.MonkeyPatch, block: int, tile: int = 32, area: int = 2**18) -> None:
     """Set the size of blocks and tiles, and let blocks be used for however few pairs."""
+    patching.setattr(attention_blocks, "AREA", area)
     patching.setattr(attention_blocks, "BLOCK", block)
     patching.setattr(blockwise, "BLOCK", block)
     patching.setattr(diagonals, "TILE", tile)
@@ -92,6 +93,7 @@ def who_sees_whom(draw: st.DrawFn) -> tuple[int, Any]:
     groups=st.sampled_from([1, 2]),
     block=st.integers(1, 9),
     tile=st.integers(1, 6),
+    area=st.sampled_from([0, 200, 2**18]),
     frozen=st.sets(st.integers(0, 10)),
 )
 def test_any_terms(
@@ -103,6 +105,7 @@ def test_any_terms(
     groups: int,
     block: int,
     tile: int,
+    area: int,
     frozen: set[int],
 ) -> None:
     """Any terms together, tables of any span, grouped heads, some tensors without a gradient."""
@@ -118,7 +121,7 @@ def test_any_terms(
     query, key, value = states[0], *(repeat_heads(part, groups) for part in states[1:])
     wanted = plain_attention((query, key, value), terms, positions)
     with pytest.MonkeyPatch.context() as patching:
-        cut_into(patching, block, tile)
+        cut_into(patching, block, tile, area)
         found = blockwise_attention(query, key, value, terms, positions, SCALE)
         torch.testing.assert_close(found, wanted, **EXACT)
         if wanted.requires_grad:
@@ -172,7 +175,7 @@ def test_values_alone_learn(dense: str) -> None:
     """Terms pair by pair need no gradients then."""
     positions = positions_of(2, 5, causal=True)
     states, terms = random_states(positions, 2), random_terms(positions, set(), None, False, dense)
-    for frozen in [*states[:2], *terms.learned]:
+    for frozen in [*states[:2], *terms.learned, *terms.learned_by_head]:
         frozen.requires_grad_(False)
     found, wanted = blockwise_attention(*states, terms, positions, SCALE), plain_attention(tuple(states), terms, positions)
     gradients = [torch.autograd.grad(out.square().sum(), states[2]) for out in (found, wanted)]

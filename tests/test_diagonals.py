@@ -94,7 +94,9 @@ def test_products(rows: int, distances: int, entries: int, first: int, shared: i
     states = numbers(HEADS, BATCH, rows, SIZE).requires_grad_()
     vectors = numbers(shared, entries, SIZE, seed=1).requires_grad_()
     wanted = looped_products(states, vectors, first, distances)
-    torch.testing.assert_close(diagonals.products(states, vectors, first, distances), wanted, **EXACT)
+    for heads in {1, shared}:
+        added = numbers(heads, 1, 1, distances, seed=3)
+        torch.testing.assert_close(diagonals.products(states, vectors, first, added), wanted + added, **EXACT)
 
     slope = numbers(*wanted.shape, seed=2)
     of_states, of_vectors = torch.autograd.grad(wanted, [states, vectors], slope)

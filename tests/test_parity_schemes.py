@@ -89,7 +89,7 @@ def test_cope_is_that_of_x_transformers(count: int) -> None:
     wanted = theirs(query, scores).masked_fill(hidden, 0.0)
     with torch.nn.utils.stateless._reparametrize_module(scheme, {"table": theirs.pos_emb}):
         terms = scheme.score_terms(positions, None, query, key)
-        found = terms.dense(positions, query, key, *terms.learned).masked_fill(hidden, 0.0)
+        found = terms.dense(positions, query, key, *terms.learned, *terms.learned_by_head).masked_fill(hidden, 0.0)
     torch.testing.assert_close(found, wanted)
     direction = torch.randn_like(found)
     gradients = [torch.autograd.grad((term * direction).sum(), [theirs.pos_emb, query, key]) for term in (found, wanted)]

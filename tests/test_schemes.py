@@ -149,7 +149,7 @@ def test_cope_counts_only_what_is_seen() -> None:
     ):
         positions = build_positions((1, 6), query, causal=True, **given)
         terms = own.score_terms(positions, None, query, key)
-        added = terms.dense(positions, query, key, *terms.learned)
+        added = terms.dense(positions, query, key, *terms.learned, *terms.learned_by_head)
         assert (added[0, 0, -1] / 8).tolist() == places
 
 
