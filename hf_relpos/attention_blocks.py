@@ -10,12 +10,14 @@ from typing import Any
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from .diagonals import add_products
 from .diagonals import products
 from .diagonals import spread_out
 from .diagonals import with_key_products
 from .positions import Positions
+from .scheme_base import Factors
 
 BLOCK = 128
 """Queries a block: large enough for fast products, small enough for the cache of a processor."""
@@ -68,13 +70,12 @@ class Plan(NamedTuple):
     dropout: float
     seed: int
     dense: Callable[..., torch.Tensor] | None
-    per_distance: bool
-    """Whether `dense` gives numbers per distance, of all heads at once, since they have most of the work in common."""
+    factors: Callable[..., Factors] | None
     shared: int
-    """How many of the tensors that `dense` reads serve all heads; they come first."""
+    """How many of the tensors that these two read serve all heads; they come first."""
 
     def learned(self, tensors: Sequence[Any], block: "Block") -> list[Any]:
-        """Of the tensors that `dense` reads, or of their gradients, what belongs to the heads of a block."""
+        """Of the tensors that are read, or of their gradients, what belongs to the heads of a block."""
         return [*tensors[: self.shared], *(None if each is None else each[block.heads] for each in tensors[self.shared :])]
 
     def first(self, block: "Block") -> int:
@@ -127,7 +128,7 @@ def cut_heads(block: Block, parts: Parts, plan: Plan, fuses: bool) -> Iterator[B
     """
     heads, batch = parts.query.shape[:2]
     rows, columns = block.shape
-    made = (parts.query_vectors, parts.key_vectors, None if plan.per_distance else plan.dense)
+    made = (parts.query_vectors, parts.key_vectors, plan.dense, plan.factors)
     view = all(part is None for part in made) and not block.positions.hides_more
     whole = (fuses and view) or parts.query.device.type != "cpu"
     together = heads if whole else max(1, AREA // (batch * rows * columns))
@@ -135,19 +136,44 @@ def cut_heads(block: Block, parts: Parts, plan: Plan, fuses: bool) -> Iterator[B
         yield block._replace(heads=slice(first, min(first + together, heads)))
 
 
-def dense_part(parts: Parts, learned: Sequence[torch.Tensor], plan: Plan, block: Block) -> torch.Tensor:
-    """The scheme's terms `(heads, batch|1, rows, columns)`, from what is cut to the block; or a column a distance."""
-    assert plan.dense is not None
+def dense_part(parts: Parts, learned: Sequence[torch.Tensor], plan: Plan, block: Block) -> torch.Tensor | None:
+    """The scheme's terms of pairs, `(heads, batch|1, rows, columns)`, from what is cut to the block."""
+    if plan.dense is None:
+        return None
     query, key = parts.query.flip(-2).transpose(0, 1), parts.key.transpose(0, 1)
     return plan.dense(block.positions, query, key, *learned).flip(-2).transpose(0, 1)
 
 
-def block_scores(parts: Parts, dense: torch.Tensor | None, plan: Plan, block: Block) -> torch.Tensor:
+def factors_of(learned: Sequence[torch.Tensor], plan: Plan, block: Block) -> Factors | None:
+    """The scheme's numbers per query and distance, of all heads: the queries backwards, heads first, hidden distances 0.
+
+    `query (1, batch|1, rows, size)`, `distance (heads, 1, size, distances)`, `extra (heads, batch|1, rows, some)`.
+    """
+    if plan.factors is None:
+        return None
+    query, distance, extra, where = plan.factors(block.positions, *learned)
+    missing = sum(block.shape) - 1 - distance.shape[-1]
+    return Factors(query.flip(1)[None], pad(distance, (0, missing))[:, None], extra.flip(-2).transpose(0, 1), where)
+
+
+def _with_factors(numbers: torch.Tensor, factors: Factors, heads: slice) -> torch.Tensor:
+    """Numbers `(heads|1, batch|1, rows|1, distances)` and what factors add to them, `(heads, batch|1, rows, distances)`."""
+    query, distance, extra = factors.query, factors.distance[heads], factors.extra[heads]
+    outer = torch.broadcast_shapes(numbers.shape[:-1], query.shape[:-1], distance.shape[:2] + (1,))
+    total = numbers.new_empty(*outer, numbers.shape[-1]).copy_(numbers)
+    add_products(total, query.expand(*outer, -1), distance.transpose(-1, -2).expand(*outer[:2], -1, -1))
+    return total.index_add_(-1, factors.where, extra.expand(*outer, -1))
+
+
+def block_scores(
+    parts: Parts, dense: torch.Tensor | None, factors: Factors | None, plan: Plan, block: Block
+) -> torch.Tensor:
     """All that is added to the products of a block's queries and keys, minus infinity where nothing is seen.
 
     Args:
         parts: queries and keys cut to the block, tables whole.
         dense: what `dense_part` made.
+        factors: what `factors_of` made.
         plan: how.
         block: which.
 
@@ -160,25 +186,16 @@ def block_scores(parts: Parts, dense: torch.Tensor | None, plan: Plan, block: Bl
     first = plan.first(block)
     if parts.query_vectors is not None:
         numbers = products(distance_query(parts, plan), parts.query_vectors, first, numbers)
-    if dense is not None and plan.per_distance:
-        numbers = _sum(dense, numbers)
+    if factors is not None:
+        numbers = _with_factors(numbers, factors, block.heads)
     scores = spread_out(numbers, rows, columns)
     if parts.key_vectors is not None:
         scores = with_key_products(scores, parts.key * plan.scale, parts.key_vectors, first)
-    if dense is not None and not plan.per_distance:
+    if dense is not None:
         scores = scores + dense
     if block.positions.hides_more:
         scores = scores.masked_fill(~block.positions.visible.flip(-2).transpose(0, 1), float("-inf"))
     return scores
-
-
-def _sum(dense: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Two sets of numbers per distance; the distances after those of `dense` only hidden pairs have."""
-    given, outer = dense.shape[-1], torch.broadcast_shapes(dense.shape[:-1], numbers.shape[:-1])
-    total = numbers.new_empty(*outer, numbers.shape[-1])
-    torch.add(dense, numbers[..., :given], out=total[..., :given])
-    total[..., given:] = numbers[..., given:]
-    return total
 
 
 def _scaled_query(parts: Parts, plan: Plan, offset: torch.Tensor | None) -> torch.Tensor:

@@ -14,6 +14,7 @@ from .attention_blocks import cut_blocks
 from .attention_blocks import cut_heads
 from .attention_blocks import dense_part
 from .attention_blocks import distance_query
+from .attention_blocks import factors_of
 from .attention_blocks import kept
 from .attention_blocks import whole_scores
 from .diagonals import add_products
@@ -22,6 +23,7 @@ from .diagonals import key_product_gradients
 from .diagonals import product_gradients
 from .diagonals import products
 from .diagonals import spread_out
+from .scheme_base import Factors
 
 FIELDS = len(Parts._fields)
 
@@ -69,24 +71,23 @@ class _Gradients:
     @property
     def fuses(self) -> bool:
         """Whether the kernel's own backward pass will do: nothing is learned from the scores but queries and keys."""
-        asked = (self.sums.bias, self.parts.query_vectors, self.parts.key_vectors, self.plan.dense)
+        asked = (self.sums.bias, self.parts.query_vectors, self.parts.key_vectors, self.plan.dense, self.plan.factors)
         return self.parts.fuses and not self.plan.dropout and all(part is None for part in asked)
 
     def add_rows(self, rows: Block) -> None:
         """Add what one block of all heads gives."""
-        numbers = _Dense(self, rows) if self.plan.per_distance else None
+        factors = None if self.plan.factors is None else _Factors(self, rows)
         for block in cut_heads(rows, self.parts, self.plan, self.fuses):
-            dense = _Dense(self, block) if numbers is None and self.plan.dense is not None else numbers
-            self.add(block, dense)
-            if dense is not None and dense is not numbers:
-                dense.back()
-        if numbers is not None:
-            numbers.back()
+            self.add(block, factors)
+        if factors is not None:
+            factors.back()
 
-    def add(self, block: Block, dense: "_Dense | None") -> None:
+    def add(self, block: Block, factors: "_Factors | None") -> None:
         """Add what one block gives."""
         part, total = self.parts.cut(block), self.sums.cut(block)
-        scores = block_scores(part, None if dense is None else dense.of(block), self.plan, block)
+        dense = None if self.plan.dense is None else _Dense(self, part, total, block)
+        made = None if dense is None else dense.made.detach()
+        scores = block_scores(part, made, None if factors is None else factors.detached, self.plan, block)
         if self.fuses:
             self._add_fused(part, total, block, scores)
             return
@@ -94,7 +95,9 @@ class _Gradients:
         self._add_products(part, total, slope.to(part.query.dtype))
         self._add_tables(part, total, block, slope)
         if dense is not None:
-            dense.take(slope)
+            dense.back(slope)
+        if factors is not None:
+            factors.take(slope, block)
 
     def _of(self, block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of a block's queries: the output, its gradient, the log-sum-exp, and the product of the first two."""
@@ -153,39 +156,62 @@ class _Gradients:
 
 
 class _Dense:
-    """The dense terms of one block, what they were made from, and the gradients that come back to them."""
+    """The dense terms of one block, and the way back to what they were made from."""
+
+    def __init__(self, gradients: _Gradients, part: Parts, total: Parts, block: Block) -> None:
+        plan = gradients.plan
+        self.totals = [total.query, total.key, *plan.learned(gradients.learned_sums, block)]
+        given = (part.query, part.key, *plan.learned(gradients.learned, block))
+        with torch.enable_grad():
+            self.leaves = [tensor.detach().requires_grad_() for tensor in given]
+            part = part._replace(query=self.leaves[0], key=self.leaves[1])
+            self.made: Any = dense_part(part, self.leaves[2:], plan, block)
+
+    def back(self, slope: torch.Tensor) -> None:
+        """Carry the gradient of the scores back."""
+        _carry([self.made], [slope.sum_to_size(self.made.shape).to(self.made.dtype)], self.leaves, self.totals)
+
+
+class _Factors:
+    """The factors of one block of all heads, the gradients that come back to them, and the way back to what made them."""
 
     def __init__(self, gradients: _Gradients, block: Block) -> None:
-        self.plan, self.first = gradients.plan, block.heads.start or 0
-        part, total = gradients.parts.cut(block), gradients.sums.cut(block)
-        learned = self.plan.learned(gradients.learned, block)
-        self.totals = [total.query, total.key, *self.plan.learned(gradients.learned_sums, block)]
+        self.totals = gradients.learned_sums
         with torch.enable_grad():
-            self.leaves = [tensor.detach().requires_grad_() for tensor in (part.query, part.key, *learned)]
-            part = part._replace(query=self.leaves[0], key=self.leaves[1])
-            self.made = dense_part(part, self.leaves[2:], self.plan, block)
-        self.taken: list[torch.Tensor] = []
+            self.leaves = [tensor.detach().requires_grad_() for tensor in gradients.learned]
+            self.made: Any = factors_of(self.leaves, gradients.plan, block)
+        self.detached = Factors(*(part.detach() for part in self.made))
+        self.sums = Factors(*(torch.zeros_like(part) for part in self.detached))
 
-    def of(self, block: Block) -> torch.Tensor:
-        """The terms of a block's heads."""
-        return self.made.detach()[block.heads.start - self.first : block.heads.stop - self.first]
-
-    def take(self, slope: torch.Tensor) -> None:
-        """Take the gradient of the scores of some more heads."""
-        if self.plan.per_distance:
-            slope = collect(slope)[..., : self.made.shape[-1]]
-        self.taken.append(slope.sum_to_size(slope.shape[0], *self.made.shape[1:]))
+    def take(self, slope: torch.Tensor, block: Block) -> None:
+        """Take the gradient of the scores of some heads."""
+        query, distance = self.detached.query, self.detached.distance[block.heads]
+        slope = collect(slope.sum_to_size(slope.shape[0], *query.shape[1:3], slope.shape[-1])).to(query.dtype)
+        self.sums.query.add_((distance @ slope.transpose(-1, -2)).sum(0, keepdim=True).transpose(-1, -2))
+        self.sums.distance[block.heads] += (query.transpose(-1, -2) @ slope).sum(1, keepdim=True)
+        self.sums.extra[block.heads] += slope.index_select(-1, self.detached.where)
 
     def back(self) -> None:
-        """Let autograd carry what was taken to all that the terms were made from."""
-        asked = [(total, leaf) for total, leaf in zip(self.totals, self.leaves, strict=True) if total is not None]
-        if not asked:
-            return
-        inward = torch.cat(self.taken).to(self.made.dtype)
-        found = torch.autograd.grad(self.made, [leaf for _, leaf in asked], inward, allow_unused=True)
-        for (total, _), gradient in zip(asked, found, strict=True):
-            if gradient is not None:
-                total.add_(gradient)
+        """Carry what was taken back."""
+        _carry(self.made[:3], self.sums[:3], self.leaves, self.totals)
+
+
+def _carry(
+    made: Sequence[torch.Tensor],
+    slopes: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+    totals: Sequence[torch.Tensor | None],
+) -> None:
+    """Let autograd carry gradients to all that something was made from, and add them there."""
+    asked = [(total, leaf) for total, leaf in zip(totals, leaves, strict=True) if total is not None]
+    given = [(part, slope) for part, slope in zip(made, slopes, strict=True) if part.requires_grad]
+    if not asked or not given:
+        return
+    parts, inward = zip(*given, strict=True)
+    found = torch.autograd.grad(parts, [leaf for _, leaf in asked], inward, allow_unused=True)
+    for (total, _), gradient in zip(asked, found, strict=True):
+        if gradient is not None:
+            total.add_(gradient)
 
 
 def _add_query(total: Parts, gradient: torch.Tensor, offset: torch.Tensor | None) -> None:

@@ -18,6 +18,7 @@ from .attention_blocks import content_query
 from .attention_blocks import cut_blocks
 from .attention_blocks import cut_heads
 from .attention_blocks import dense_part
+from .attention_blocks import factors_of
 from .attention_blocks import kept
 from .attention_blocks import whole_scores
 from .block_gradients import blockwise_gradients
@@ -56,13 +57,11 @@ class _Blockwise(torch.autograd.Function):
         output = torch.empty(*query.shape[:-1], value.shape[-1], dtype=value.dtype, device=value.device)
         lse = torch.empty(query.shape[:-1], dtype=torch.promote_types(value.dtype, torch.float32), device=value.device)
         for rows in cut_blocks(plan.positions):
-            numbers = dense_part(parts.cut(rows), learned, plan, rows) if plan.per_distance else None
+            factors = factors_of(learned, plan, rows)
             for block in cut_heads(rows, parts, plan, parts.fuses and not plan.dropout):
                 part = parts.cut(block)
-                dense = numbers if numbers is None else numbers[block.heads]
-                if plan.dense is not None and not plan.per_distance:
-                    dense = dense_part(part, plan.learned(learned, block), plan, block)
-                scores = block_scores(part, dense, plan, block)
+                dense = dense_part(part, plan.learned(learned, block), plan, block)
+                scores = block_scores(part, dense, factors, plan, block)
                 output[block.heads, :, block.rows], lse[block.heads, :, block.rows] = _attend(part, plan, block, scores)
         ctx.plan = plan
         ctx.save_for_backward(*tensors, output, lse)
@@ -160,5 +159,5 @@ def _attend_rows(
     states = (query.flip(-2).transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
     parts = Parts(*states, bias, *vectors, offset(terms.key_offset), offset(terms.distance_offset))
     seed = int(torch.randint(2**62, ())) if dropout else 0
-    plan = Plan(positions, scale, hidden, near, dropout, seed, terms.dense, terms.per_distance, len(terms.learned))
+    plan = Plan(positions, scale, hidden, near, dropout, seed, terms.dense, terms.factors, len(terms.learned))
     return _Blockwise.apply(plan, *parts, *terms.learned, *terms.learned_by_head).flip(-2).permute(1, 2, 0, 3)

@@ -284,6 +284,16 @@ class Positions:
         return (seen | (offset == 0))[:, None]
 
     @lazy
+    def furthest(self) -> torch.Tensor:
+        """Distance from each query to the furthest key that it sees, on either side, `(batch|1, query)`."""
+        if not self.contiguous or self.gaps is not None or self.hides_more:
+            return self.distance.abs().masked_fill(~self.visible[:, 0], 0).amax(-1)
+        back = torch.arange(self.query.shape[1], device=self.query.device)[None] + self.start
+        ahead = torch.zeros_like(back) if self.causal else self.key.shape[1] - 1 - back
+        furthest = torch.maximum(back, ahead)
+        return furthest if self.window is None else furthest.clamp(max=self.window - 1)
+
+    @lazy
     def block_mask(self) -> Any:
         """Who sees whom for FlexAttention, in blocks of which its kernel skips those that nobody sees."""
         from torch.nn.attention.flex_attention import create_block_mask  # takes long to import

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
 from typing import ClassVar
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -69,6 +70,26 @@ class Parameter:
         return value
 
 
+class Factors(NamedTuple):
+    """Numbers per query and distance as products of what queries and what distances have, and exceptions at some distances.
+
+    Attributes:
+        query: `(batch|1, query, size)`.
+        distance: `(heads, size, distances)`, which meets it.
+        extra: `(batch|1, heads, query, some)`, added to the products.
+        where: `(some,)` at which distances, by number.
+    """
+
+    query: torch.Tensor
+    distance: torch.Tensor
+    extra: torch.Tensor
+    where: torch.Tensor
+
+    def numbers(self) -> torch.Tensor:
+        """All of them, `(batch|1, heads, query, distances)`."""
+        return (self.query[:, None] @ self.distance).index_add(-1, self.where, self.extra)
+
+
 @dataclass(frozen=True)
 class ScoreTerms:
     """What a scheme adds to the scores, in the cheapest shape that says it. All parts are optional and add up.
@@ -89,9 +110,10 @@ class ScoreTerms:
         dense: for what no table says: a function of the positions, the queries and keys `(batch, heads, length, head_dim)`, and
             what is `learned`, that gives `(batch|1, heads, query, key)`, added to the scaled scores. It is asked for some heads
             and some queries at a time, with all keys that they see.
-        per_distance: whether `dense` gives a number per query and distance instead, `(batch|1, heads, query, distances)`.
-        learned: the parameters that `dense` reads, so that blocks can be computed anew in the backward pass.
-        learned_by_head: those of them that have an entry a head, `(heads, ...)`; `dense` takes them last.
+        factors: for numbers per query and distance: a function of the positions and `learned` that gives them as `Factors`, added to
+            the scaled scores; for positions that are `is_toeplitz`. It is asked for some queries at a time, and for all heads.
+        learned: the parameters that `dense` or `factors` reads, so that blocks can be computed anew in the backward pass.
+        learned_by_head: those of them that have an entry a head, `(heads, ...)`, which come last.
     """
 
     bias: torch.Tensor | None = None
@@ -102,15 +124,15 @@ class ScoreTerms:
     key_offset: torch.Tensor | None = None
     distance_offset: torch.Tensor | None = None
     dense: Callable[..., torch.Tensor] | None = None
-    per_distance: bool = False
+    factors: Callable[..., Factors] | None = None
     learned: tuple[torch.Tensor, ...] = ()
     learned_by_head: tuple[torch.Tensor, ...] = ()
 
     @property
     def is_bias(self) -> bool:
         """Whether numbers per head and distance are all."""
-        others = (self.query_vectors, self.key_vectors, self.value_vectors, self.key_offset, self.distance_offset, self.dense)
-        return self.bias is not None and all(part is None for part in others)
+        vectors = (self.query_vectors, self.key_vectors, self.value_vectors, self.key_offset, self.distance_offset)
+        return self.bias is not None and all(part is None for part in (*vectors, self.dense, self.factors))
 
 
 def every_distance(terms: ScoreTerms, positions: Positions) -> ScoreTerms:
@@ -155,8 +177,9 @@ def dense_bias(
     if terms.key_vectors is not None:
         parts.append(positions.gather_keys((key * scale) @ terms.key_vectors.to(key.dtype).transpose(-1, -2)))
     if terms.dense is not None:
-        numbers = terms.dense(positions, query, key, *terms.learned, *terms.learned_by_head)
-        parts.append(positions.gather(numbers) if terms.per_distance else numbers)
+        parts.append(terms.dense(positions, query, key, *terms.learned, *terms.learned_by_head))
+    if terms.factors is not None:
+        parts.append(positions.gather(terms.factors(positions, *terms.learned, *terms.learned_by_head).numbers()))
     return sum(parts[1:], parts[0]).to(query.dtype) if parts else None
 
 

@@ -8,6 +8,7 @@ from torch.nn.functional import softplus
 from transformers import initialization as init
 
 from .positions import Positions
+from .scheme_base import Factors
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
 from .scheme_base import ScoreTerms
@@ -148,33 +149,43 @@ class Fire(PositionScheme):
         slope, factor, *network = (parameter.to(positions.dtype) for parameter in learned)
         threshold = (factor * self.threshold).abs()
         low, high = positions.bounds
-        if torch.compiler.is_compiling() or max(positions.room - low, high) > float(threshold.detach()):
-            return ScoreTerms(dense=self._numbers, per_distance=positions.is_toeplitz, learned=learned)
-        # No query looks beyond L: then all divide by psi(L), and one number per distance says it all.
-        share = self._psi(positions.distances, slope) / (self._psi(threshold, slope) + 1e-6)
-        return ScoreTerms(bias=self._network(share[None, None], *network)[0, :, 0])
+        compiling = torch.compiler.is_compiling()
+        if not compiling and max(positions.room - low, high) <= float(threshold.detach()):
+            # No query looks beyond L: then all divide by psi(L), and one number per distance says it all.
+            share = self._psi(positions.distances, slope) / (self._psi(threshold, slope) + 1e-6)
+            return ScoreTerms(bias=self._network(share[None, None], *network)[0, :, 0])
+        if compiling or not positions.is_toeplitz or query.shape[2] == 1:
+            return ScoreTerms(dense=self._pairs, learned=learned)
+        return ScoreTerms(factors=self._factors, learned=learned)
 
-    def _numbers(self, positions: Positions, query: torch.Tensor, key: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
-        """The bias of every query and distance, `(batch|1, heads, query, distances)`, or of every pair where they count no tokens.
+    def _part(self, positions: Positions, slope: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """What psi(distance) is multiplied by for each query, `(batch|1, query)`."""
+        furthest = torch.maximum(positions.furthest.to(positions.dtype), (factor * self.threshold).abs())
+        return 1 / (self._psi(furthest, slope) + 1e-6)
+
+    def _pairs(self, positions: Positions, query: torch.Tensor, key: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
+        """The bias of every pair, `(batch|1, heads, query, key)`."""
+        slope, factor, *network = (parameter.to(positions.dtype) for parameter in learned)
+        part = self._part(positions, slope, factor)
+        return self._network(part[..., None] * self._psi(positions.distance, slope), *network)
+
+    def _factors(self, positions: Positions, *learned: torch.Tensor) -> Factors:
+        """The bias of every query and distance.
 
         A unit of f starts or stops where psi(distance) reaches some part of psi(furthest). Queries of a block look about as
-        far as each other, so at most distances a unit is the same line for all of them, or nothing: then b is
-        X / psi(furthest) + Y with X and Y numbers per head and distance. Only where queries disagree f is computed for each.
+        far as each other, so at most distances a unit is the same line for all of them, or nothing: b is
+        X / psi(furthest) + Y with X and Y numbers per head and distance. What is left are a few units at a few distances.
         """
-        slope, factor, *network = (parameter.to(positions.dtype) for parameter in learned)
-        weight, bias, output = network
-        distance = positions.distance.abs().masked_fill(~positions.visible[:, 0], 0)
-        furthest = torch.maximum(distance.amax(-1).to(positions.dtype), (factor * self.threshold).abs())
-        part = 1 / (self._psi(furthest, slope) + 1e-6)  # of psi(furthest), (batch|1, query)
-        psi = self._psi(positions.distances if positions.is_toeplitz else positions.distance, slope)
-        if not positions.is_toeplitz or part.shape[1] == 1 or torch.compiler.is_compiling():
-            return self._network(part[..., None] * psi, *network)
+        slope, factor, weight, bias, output = (parameter.to(positions.dtype) for parameter in learned)
+        part, psi = self._part(positions, slope, factor), self._psi(positions.distances, slope)
         ends = torch.stack([part.amin(), part.amax()])[:, None] * psi  # (2, distances)
         on, at_other_end = (weight[:, None, None] * ends + bias[:, None, None] > 0).unbind(1)  # (units, distances)
-        differ = (on != at_other_end).any(0)
-        line = (on & ~differ).to(psi.dtype)
-        with torch.autocast(query.device.type, enabled=False):
-            table = torch.stack([(output * weight) @ line * psi, (output * bias) @ line], 1)  # (heads, 2, distances)
-            numbers = torch.stack([part, torch.ones_like(part)], -1)[:, None] @ table
-        where = differ.nonzero()[:, 0]
-        return numbers.index_add_(-1, where, self._network(part[..., None] * psi[where], *network))
+        line, differ = (on & at_other_end).to(psi.dtype), on != at_other_end
+        units, where = differ.any(1).nonzero()[:, 0], differ.any(0).nonzero()[:, 0]
+        share = part[..., None] * psi[where]  # (batch|1, query, some)
+        hidden = torch.relu(weight[units, None, None, None] * share + bias[units, None, None, None])
+        hidden = hidden * differ[units][:, None, None, where].to(psi.dtype)
+        with torch.autocast(part.device.type, enabled=False):  # numbers of positions stay in float32
+            table = torch.stack([(output * weight) @ line * psi, (output * bias) @ line], 1)
+            extra = (output[:, units] @ hidden.flatten(1)).unflatten(1, share.shape).transpose(0, 1)
+        return Factors(torch.stack([part, torch.ones_like(part)], -1), table, extra, where)

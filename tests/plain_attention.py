@@ -6,6 +6,7 @@ import torch
 
 from hf_relpos.position_builder import build_positions
 from hf_relpos.positions import Positions
+from hf_relpos.scheme_base import Factors
 from hf_relpos.scheme_base import ScoreTerms
 
 HEADS, SIZE = 4, 3
@@ -44,6 +45,9 @@ def plain_attention(
         scores = scores + SCALE * torch.einsum("bhkd,hqkd->bhqk", key, of_pairs(terms.key_vectors))
     if terms.bias is not None:
         scores = scores + terms.bias[:, distance.clamp(low, high) - low]
+    if terms.factors is not None:
+        numbers = terms.factors(positions, *terms.learned, *terms.learned_by_head).numbers()
+        scores = scores + numbers.gather(-1, (distance.clamp(low, high) - low).expand(*numbers.shape[:2], -1, -1))
     if terms.dense is not None:
         scores = scores + terms.dense(positions, query, key, *terms.learned, *terms.learned_by_head)
     weights = scores.masked_fill(~positions.visible, float("-inf")).softmax(-1)
@@ -65,6 +69,15 @@ def of_places(positions: Positions, query: torch.Tensor, key: torch.Tensor, *lea
     return learned[1][:, None, None] * (positions.distance[:, None] * 0.3).cos()
 
 
+def of_rows(positions: Positions, mixed: torch.Tensor, slope: torch.Tensor) -> Factors:
+    """Factors of how far queries look, and exceptions at every third distance."""
+    place, distances = positions.furthest.double(), positions.distances.double()
+    query = torch.stack([(0.3 * place).sin(), torch.ones_like(place)], -1)
+    distance = slope[:, None, None] * torch.stack([distances * mixed[0, 0], (distances * 0.2).cos()])
+    where = (positions.distances % 3 == 0).nonzero()[:, 0]
+    return Factors(query, distance, (mixed[1, 1] * place)[:, None, :, None] * distance[:, :1, where], where)
+
+
 DENSE = {"of both": of_both, "of places": of_places}
 
 
@@ -76,7 +89,7 @@ def random_terms(positions: Positions, names: set[str], span: tuple[int, int] | 
         names: which of `TABLES`.
         span: the distances that vectors stand for, or None for all.
         shared: whether all heads share vectors.
-        dense: which of `DENSE`, or "" for none.
+        dense: which of `DENSE`, "factors" for `of_rows`, or "" for none.
     """
     distances = len(positions.distances)
     vectors = (1 if shared else HEADS, distances if span is None else span[1] - span[0] + 1, SIZE)
@@ -84,7 +97,8 @@ def random_terms(positions: Positions, names: set[str], span: tuple[int, int] | 
     shapes |= dict.fromkeys(("key_offset", "distance_offset"), (HEADS, SIZE))
     parts: dict[str, Any] = {name: learned(shape) for name, shape in shapes.items() if name in names}
     if dense:
-        parts |= {"dense": DENSE[dense], "learned": (learned((SIZE, SIZE)),), "learned_by_head": (learned((HEADS,)),)}
+        parts |= {"factors": of_rows} if dense == "factors" else {"dense": DENSE[dense]}
+        parts |= {"learned": (learned((SIZE, SIZE)),), "learned_by_head": (learned((HEADS,)),)}
     return ScoreTerms(**parts, span=span)
 
 

@@ -89,7 +89,7 @@ def who_sees_whom(draw: st.DrawFn) -> tuple[int, Any]:
     names=st.sets(st.sampled_from(TABLES)),
     span=st.one_of(st.none(), st.tuples(st.integers(-12, 3), st.integers(0, 9))),
     shared=st.booleans(),
-    dense=st.sampled_from(["", "", *DENSE]),
+    dense=st.sampled_from(["", "", "factors", *DENSE]),
     groups=st.sampled_from([1, 2]),
     block=st.integers(1, 9),
     tile=st.integers(1, 6),

@@ -110,10 +110,11 @@ def test_fire_says_it_per_distance_where_it_can(family: str) -> None:
 
     def terms(length: int) -> Any:
         positions = build_positions((1, length), own.slope, causal=causal)
-        return own.score_terms(positions, None, own.slope, own.slope)
+        query = torch.zeros(1, 3, length, 8)
+        return own.score_terms(positions, None, query, query)
 
-    assert terms(12).bias.shape == (3, 12 if causal else 23) and terms(12).dense is None
-    assert terms(13).bias is None and terms(13).dense is not None
+    assert terms(12).bias.shape == (3, 12 if causal else 23) and terms(12).factors is None
+    assert terms(13).bias is None and terms(13).factors is not None
     # A key more, that nobody sees, asks for the pairs: the others must not notice.
     seen = torch.ones_like(ids).index_fill(1, torch.tensor(12), 0)
     short, long = model(ids[:, :12]).last_hidden_state, model(ids, attention_mask=seen).last_hidden_state
