@@ -12,12 +12,13 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from .diagonals import add_products
+from .diagonals import add_matmul
 from .diagonals import products
 from .diagonals import spread_out
-from .diagonals import with_key_products
+from .key_products import add_key_products
 from .positions import Positions
 from .scheme_base import Factors
+from .scratch import Scratch
 
 BLOCK = 128
 """Queries a block: large enough for fast products, small enough for the cache of a processor."""
@@ -51,7 +52,9 @@ class Parts(NamedTuple):
         """What one block is computed from: its queries, keys and values, and the tables of its heads, whole."""
         query, key, value, *tables = (_of_heads(part, block.heads) for part in self)
         rows, columns = block.rows, block.columns
-        along: Any = [None if part is None else part[:, :, cut] for part, cut in ((query, rows), (key, columns), (value, columns))]
+        along: Any = [
+            None if part is None else part[:, :, cut] for part, cut in ((query, rows), (key, columns), (value, columns))
+        ]
         return Parts(*along, *tables)
 
 
@@ -156,17 +159,16 @@ def factors_of(learned: Sequence[torch.Tensor], plan: Plan, block: Block) -> Fac
     return Factors(query.flip(1)[None], pad(distance, (0, missing))[:, None], extra.flip(-2).transpose(0, 1), where)
 
 
-def _with_factors(numbers: torch.Tensor, factors: Factors, heads: slice) -> torch.Tensor:
-    """Numbers `(heads|1, batch|1, rows|1, distances)` and what factors add to them, `(heads, batch|1, rows, distances)`."""
+def _add_factors(numbers: torch.Tensor, factors: Factors, heads: slice) -> None:
+    """Add to numbers `(heads, batch, rows, distances)`, in place, what factors say."""
+    outer = numbers.shape[:-1]
     query, distance, extra = factors.query, factors.distance[heads], factors.extra[heads]
-    outer = torch.broadcast_shapes(numbers.shape[:-1], query.shape[:-1], distance.shape[:2] + (1,))
-    total = numbers.new_empty(*outer, numbers.shape[-1]).copy_(numbers)
-    add_products(total, query.expand(*outer, -1), distance.transpose(-1, -2).expand(*outer[:2], -1, -1))
-    return total.index_add_(-1, factors.where, extra.expand(*outer, -1))
+    add_matmul(numbers, query.expand(*outer, -1), distance.expand(*outer[:2], -1, -1))
+    numbers.index_add_(-1, factors.where, extra.expand(*outer, -1))
 
 
 def block_scores(
-    parts: Parts, dense: torch.Tensor | None, factors: Factors | None, plan: Plan, block: Block
+    parts: Parts, dense: torch.Tensor | None, factors: Factors | None, plan: Plan, block: Block, scratch: Scratch
 ) -> torch.Tensor:
     """All that is added to the products of a block's queries and keys, minus infinity where nothing is seen.
 
@@ -176,6 +178,7 @@ def block_scores(
         factors: what `factors_of` made.
         plan: how.
         block: which.
+        scratch: for what is made.
 
     Returns:
         `(heads|1, batch|1, rows, columns)`, a view where numbers per distance are all there is.
@@ -183,14 +186,22 @@ def block_scores(
     rows, columns = block.shape
     numbers = plan.hidden if parts.bias is None else parts.bias
     numbers = numbers[:, None, None, block.distances]
-    first = plan.first(block)
-    if parts.query_vectors is not None:
-        numbers = products(distance_query(parts, plan), parts.query_vectors, first, numbers)
+    first, outer = plan.first(block), parts.query.shape[:-1]
+    if parts.query_vectors is None and parts.key_vectors is None and factors is not None:
+        outer = (outer[0], *factors.query.shape[1:3])  # rows of the batch that look alike share the numbers
+    elif parts.query_vectors is None and parts.key_vectors is None:
+        outer = ()
+    if outer:
+        out = scratch.empty("numbers", *outer, numbers.shape[-1], dtype=numbers.dtype if factors else None)
+        if parts.query_vectors is None:
+            numbers = out.copy_(numbers)
+        else:
+            numbers = products(distance_query(parts, plan), parts.query_vectors, first, numbers, out)
     if factors is not None:
-        numbers = _with_factors(numbers, factors, block.heads)
+        _add_factors(numbers, factors, block.heads)
     scores = spread_out(numbers, rows, columns)
     if parts.key_vectors is not None:
-        scores = with_key_products(scores, parts.key * plan.scale, parts.key_vectors, first)
+        add_key_products(scores, parts.key * plan.scale, parts.key_vectors, first, scratch)
     if dense is not None:
         scores = scores + dense
     if block.positions.hides_more:
@@ -220,9 +231,11 @@ def kept(plan: Plan, block: Block, weights: torch.Tensor) -> torch.Tensor | None
     return torch.empty_like(weights).bernoulli_(1 - plan.dropout, generator=generator).div_(1 - plan.dropout)
 
 
-def whole_scores(parts: Parts, plan: Plan, scores: torch.Tensor, lse: torch.Tensor | None = None) -> torch.Tensor:
+def whole_scores(
+    parts: Parts, plan: Plan, scores: torch.Tensor, scratch: Scratch, lse: torch.Tensor | None = None
+) -> torch.Tensor:
     """Products of a block's queries and keys with all that is added, at least in float32; less `lse (heads, batch, rows)`."""
     wide = torch.promote_types(parts.query.dtype, torch.float32)
-    total = parts.query.new_empty(*parts.query.shape[:-1], parts.key.shape[-2], dtype=wide)
+    total = scratch.sheared("weights", *parts.query.shape[:-1], parts.key.shape[-2], dtype=wide)
     total = total.copy_(scores) if lse is None else torch.sub(scores, lse[..., None], out=total)
-    return add_products(total, content_query(parts, plan), parts.key)
+    return add_matmul(total, content_query(parts, plan), parts.key.transpose(-1, -2))

@@ -17,13 +17,14 @@ from .attention_blocks import distance_query
 from .attention_blocks import factors_of
 from .attention_blocks import kept
 from .attention_blocks import whole_scores
-from .diagonals import add_products
-from .diagonals import collect
-from .diagonals import key_product_gradients
+from .diagonals import add_matmul
+from .diagonals import collected
 from .diagonals import product_gradients
 from .diagonals import products
 from .diagonals import spread_out
+from .key_products import key_product_gradients
 from .scheme_base import Factors
+from .scratch import Scratch
 
 FIELDS = len(Parts._fields)
 
@@ -64,8 +65,9 @@ class _Gradients:
         given: Any = tensors
         self.parts, self.learned = Parts(*given[:FIELDS]), given[FIELDS:]
         pairs = zip(tensors, wanted, strict=True)
-        sums: Any = [torch.zeros_like(t, dtype=self.lse.dtype) if t is not None and w else None for t, w in pairs]
+        sums: Any = [self.lse.new_zeros(t.shape) if t is not None and w else None for t, w in pairs]
         self.sums, self.learned_sums = Parts(*sums[:FIELDS]), sums[FIELDS:]
+        self.scratch = Scratch(self.parts.query)
         self.delta = (self.grad * self.output).sum(-1, dtype=self.lse.dtype)[..., None]
 
     @property
@@ -87,7 +89,7 @@ class _Gradients:
         part, total = self.parts.cut(block), self.sums.cut(block)
         dense = None if self.plan.dense is None else _Dense(self, part, total, block)
         made = None if dense is None else dense.made.detach()
-        scores = block_scores(part, made, None if factors is None else factors.detached, self.plan, block)
+        scores = block_scores(part, made, None if factors is None else factors.detached, self.plan, block, self.scratch)
         if self.fuses:
             self._add_fused(part, total, block, scores)
             return
@@ -119,38 +121,43 @@ class _Gradients:
     def _add_values(self, part: Parts, total: Parts, block: Block, scores: torch.Tensor) -> torch.Tensor:
         """Gradients of values and their vectors; returns that of the scores, `(heads, batch, rows, columns)`."""
         _, outward, lse, delta = self._of(block)
-        weights = whole_scores(part, self.plan, scores, lse).exp_()
+        weights = whole_scores(part, self.plan, scores, self.scratch, lse).exp_()
         factor, first = kept(self.plan, block, weights), self.plan.first(block)
-        slope = add_products((-delta if factor is None else torch.zeros_like(delta)).expand_as(weights).clone(), outward, part.value)
+        slope = self.scratch.sheared("slope", *weights.shape, dtype=weights.dtype)
+        slope.copy_(-delta if factor is None else torch.zeros_like(delta))
+        add_matmul(slope, outward, part.value.transpose(-1, -2))
         if part.value_vectors is not None:
-            nothing = slope.new_zeros(1, 1, 1, sum(block.shape) - 1)
-            slope.add_(spread_out(products(outward, part.value_vectors, first, nothing), *block.shape))
-        used = weights if factor is None else weights * factor
-        slope = slope if factor is None else slope.mul_(factor).sub_(delta)
-        used = used.to(outward.dtype)
+            nothing = outward.new_zeros(1, 1, 1, sum(block.shape) - 1)
+            out = self.scratch.empty("numbers", *weights.shape[:-1], nothing.shape[-1])  # the scores were used
+            slope.add_(spread_out(products(outward, part.value_vectors, first, nothing, out), *block.shape))
+        if factor is not None:
+            slope.mul_(factor).sub_(delta)
+        slope.mul_(weights)
+        used = weights if factor is None else weights.mul_(factor)
         if total.value is not None:
-            total.value.add_(used.transpose(-1, -2) @ outward)
+            add_matmul(total.value, used.to(outward.dtype).transpose(-1, -2), outward)
         if total.value_vectors is not None and part.value_vectors is not None:
-            product_gradients(collect(used), outward, part.value_vectors, first, total.value_vectors)
-        return slope.mul_(weights)
+            along = collected(used).to(outward.dtype)
+            product_gradients(along, outward, part.value_vectors, first, total.value_vectors)
+        return slope
 
     def _add_products(self, part: Parts, total: Parts, slope: torch.Tensor) -> None:
         _add_query(total, (slope @ part.key) * self.plan.scale, total.key_offset)
         if total.key is not None:
-            total.key.add_(slope.transpose(-1, -2) @ content_query(part, self.plan))
+            add_matmul(total.key, slope.transpose(-1, -2), content_query(part, self.plan))
 
     def _add_tables(self, part: Parts, total: Parts, block: Block, slope: torch.Tensor) -> None:
         """Gradients of what is added to the products, and of what it was made from."""
         scale, first = self.plan.scale, self.plan.first(block)
         if total.bias is not None:
-            total.bias[:, block.distances] += collect(slope.sum(1)).sum(1)
-        narrow = slope.to(part.query.dtype)
+            total.bias[:, block.distances] += collected(slope).sum((1, 2))
         if part.query_vectors is not None:
-            along, query = collect(narrow), distance_query(part, self.plan)
+            along, query = collected(slope).to(part.query.dtype), distance_query(part, self.plan)
             gradient = product_gradients(along, query, part.query_vectors, first, total.query_vectors)
             _add_query(total, gradient * scale, total.distance_offset)
         if part.key_vectors is not None:
-            gradient = key_product_gradients(narrow, part.key * scale, part.key_vectors, first, total.key_vectors)
+            narrow, key = slope.to(part.query.dtype), part.key * scale
+            gradient = key_product_gradients(narrow, key, part.key_vectors, first, total.key_vectors, self.scratch)
             if total.key is not None:
                 total.key.add_(gradient * scale)
 
@@ -186,10 +193,11 @@ class _Factors:
     def take(self, slope: torch.Tensor, block: Block) -> None:
         """Take the gradient of the scores of some heads."""
         query, distance = self.detached.query, self.detached.distance[block.heads]
-        slope = collect(slope.sum_to_size(slope.shape[0], *query.shape[1:3], slope.shape[-1])).to(query.dtype)
-        self.sums.query.add_((distance @ slope.transpose(-1, -2)).sum(0, keepdim=True).transpose(-1, -2))
-        self.sums.distance[block.heads] += (query.transpose(-1, -2) @ slope).sum(1, keepdim=True)
-        self.sums.extra[block.heads] += slope.index_select(-1, self.detached.where)
+        along = collected(slope)
+        along = along.sum_to_size(*along.shape[:1], query.shape[1], *along.shape[2:]).to(query.dtype)
+        self.sums.query.add_((distance @ along.transpose(-1, -2)).sum(0, keepdim=True).transpose(-1, -2))
+        self.sums.distance[block.heads] += (query.transpose(-1, -2) @ along).sum(1, keepdim=True)
+        self.sums.extra[block.heads] += along.index_select(-1, self.detached.where)
 
     def back(self) -> None:
         """Carry what was taken back."""

@@ -22,28 +22,32 @@ from .attention_blocks import factors_of
 from .attention_blocks import kept
 from .attention_blocks import whole_scores
 from .block_gradients import blockwise_gradients
-from .diagonals import collect
+from .diagonals import collected
 from .diagonals import weighted
 from .positions import Positions
 from .scheme_base import ScoreTerms
+from .scratch import Scratch
 
 
-def _attend(parts: Parts, plan: Plan, block: Block, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(
+    parts: Parts, plan: Plan, block: Block, scores: torch.Tensor, scratch: Scratch
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Output `(heads, batch, rows, head_dim)` and log-sum-exp `(heads, batch, rows)` of one block."""
     if parts.fuses and not plan.dropout:
         mask = scores.expand(*parts.query.shape[:2], -1, -1)
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             content_query(parts, plan), parts.key, parts.value, 0.0, False, attn_mask=mask, scale=1.0
         )
-    whole = whole_scores(parts, plan, scores)
+    whole = whole_scores(parts, plan, scores, scratch)
     lse = whole.logsumexp(-1)
     lse = lse.masked_fill(lse == float("-inf"), 0.0)  # a caller's mask may show a query nothing: it finds 0, as in the kernel
     weights = whole.sub_(lse[..., None]).exp_()
     factor = kept(plan, block, weights)
-    weights = (weights if factor is None else weights.mul_(factor)).to(parts.value.dtype)
-    output = weights @ parts.value
+    weights = weights if factor is None else weights.mul_(factor)
+    output = weights.to(parts.value.dtype) @ parts.value
     if parts.value_vectors is not None:
-        output = output + weighted(collect(weights), parts.value_vectors, plan.first(block))
+        along = collected(weights).to(output.dtype)
+        output = output + weighted(along, parts.value_vectors, plan.first(block))
     return output, lse
 
 
@@ -56,13 +60,15 @@ class _Blockwise(torch.autograd.Function):
         query, value = parts.query, parts.value
         output = torch.empty(*query.shape[:-1], value.shape[-1], dtype=value.dtype, device=value.device)
         lse = torch.empty(query.shape[:-1], dtype=torch.promote_types(value.dtype, torch.float32), device=value.device)
+        scratch = Scratch(query)
         for rows in cut_blocks(plan.positions):
             factors = factors_of(learned, plan, rows)
             for block in cut_heads(rows, parts, plan, parts.fuses and not plan.dropout):
                 part = parts.cut(block)
                 dense = dense_part(part, plan.learned(learned, block), plan, block)
-                scores = block_scores(part, dense, factors, plan, block)
-                output[block.heads, :, block.rows], lse[block.heads, :, block.rows] = _attend(part, plan, block, scores)
+                scores = block_scores(part, dense, factors, plan, block, scratch)
+                found = _attend(part, plan, block, scores, scratch)
+                output[block.heads, :, block.rows], lse[block.heads, :, block.rows] = found
         ctx.plan = plan
         ctx.save_for_backward(*tensors, output, lse)
         return output

@@ -87,7 +87,9 @@ class Factors(NamedTuple):
 
     def numbers(self) -> torch.Tensor:
         """All of them, `(batch|1, heads, query, distances)`."""
-        return (self.query[:, None] @ self.distance).index_add(-1, self.where, self.extra)
+        with torch.autocast(self.query.device.type, enabled=False):  # numbers of positions stay in float32
+            products = self.query[:, None] @ self.distance
+        return products.index_add(-1, self.where, self.extra)
 
 
 @dataclass(frozen=True)

@@ -99,12 +99,19 @@ class Deberta(PositionScheme):
             distance = deberta_bucket(distance, self.num_buckets, self.max_distance)
         return (distance + self.span).clamp(0, 2 * self.span - 1)
 
+    def _span(self, positions: Positions) -> tuple[int, int]:
+        """The distances that have rows of their own: the others share those at the ends."""
+        low, high = (min(max(end, -self.max_distance), self.max_distance) for end in positions.bounds)
+        return low, high
+
     def prepare(self, positions: Positions) -> dict[str, torch.Tensor]:
-        rows = {"key": self._rows(-positions.distances)}
-        return rows | {"query": self._rows(positions.distances) if self.p2c_index == "paper" else rows["key"]}
+        low, high = self._span(positions)
+        distances = torch.arange(low, high + 1, device=positions.query.device)
+        rows = {"key": self._rows(-distances)}
+        return rows | {"query": self._rows(distances) if self.p2c_index == "paper" else rows["key"]}
 
     def for_layer(self, prepared: dict[str, torch.Tensor], attention: nn.Module) -> dict[str, torch.Tensor]:
-        """The vectors of all distances, `(heads, distances, head_dim)`: keys for queries, and queries for keys."""
+        """The vectors of the distances of the span, `(heads, distances, head_dim)`: keys for queries, and queries for keys."""
         table = dropout(self.table if self.norm is None else self.norm(self.table), self.dropout, self.training)
         vectors = {}
         for name in self.meeting:
@@ -121,4 +128,5 @@ class Deberta(PositionScheme):
     def score_terms(
         self, positions: Positions, prepared: dict[str, torch.Tensor], query: torch.Tensor, key: torch.Tensor
     ) -> ScoreTerms:
-        return ScoreTerms(query_vectors=prepared.get("key"), key_vectors=prepared.get("query"))
+        vectors = {"query_vectors": prepared.get("key"), "key_vectors": prepared.get("query")}
+        return ScoreTerms(**vectors, span=self._span(positions))

@@ -27,7 +27,7 @@ from plain_attention import random_terms
 from hf_relpos import attention
 from hf_relpos import attention_blocks
 from hf_relpos import blockwise
-from hf_relpos import diagonals
+from hf_relpos import key_products
 from hf_relpos.attention import repeat_heads
 from hf_relpos.blockwise import blockwise_attention
 from hf_relpos.schemes import scheme_class
@@ -48,7 +48,7 @@ def cut_into(patching: pytest.MonkeyPatch, block: int, tile: int = 32, area: int
     patching.setattr(attention_blocks, "AREA", area)
     patching.setattr(attention_blocks, "BLOCK", block)
     patching.setattr(blockwise, "BLOCK", block)
-    patching.setattr(diagonals, "TILE", tile)
+    patching.setattr(key_products, "TILE", tile)
     patching.setattr(attention, "MIN_PAIRS", 0)
 
 

@@ -10,6 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from hf_relpos import diagonals
+from hf_relpos import key_products
+from hf_relpos.scratch import Scratch
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 HEADS, BATCH, SIZE = 2, 3, 4
@@ -74,7 +76,11 @@ def test_collect(rows: int, columns: int) -> None:
     wanted = loop((HEADS, rows, rows + columns - 1), lambda h, r, d: matrix[h, r, d - r] if 0 <= d - r < columns else 0.0)
     assert torch.equal(found, wanted)
     found.zero_()
-    assert torch.equal(matrix, kept), "what is collected may be used up"
+    assert torch.equal(matrix, kept), "a view"
+    scratch = Scratch(matrix)
+    scratch.empty("matrix", 500).fill_(7.0)  # what was there before must not be seen
+    view = scratch.sheared("matrix", HEADS, rows, columns).copy_(matrix)
+    assert torch.equal(diagonals.collected(view), wanted)
 
 
 @steady
@@ -96,13 +102,14 @@ def test_products(rows: int, distances: int, entries: int, first: int, shared: i
     wanted = looped_products(states, vectors, first, distances)
     for heads in {1, shared}:
         added = numbers(heads, 1, 1, distances, seed=3)
-        torch.testing.assert_close(diagonals.products(states, vectors, first, added), wanted + added, **EXACT)
+        found = diagonals.products(states, vectors, first, added, torch.empty_like(wanted))
+        torch.testing.assert_close(found, wanted + added, **EXACT)
 
     slope = numbers(*wanted.shape, seed=2)
     of_states, of_vectors = torch.autograd.grad(wanted, [states, vectors], slope)
     with torch.no_grad():
         total = torch.ones_like(vectors)
-        found = diagonals.product_gradients(slope.clone(), states, vectors, first, total)
+        found = diagonals.product_gradients(slope, states, vectors, first, total)
         torch.testing.assert_close(found, of_states, **EXACT)
         torch.testing.assert_close(total, 1 + of_vectors, **EXACT)
         torch.testing.assert_close(diagonals.product_gradients(slope, states, vectors, first, None), of_states, **EXACT)
@@ -128,13 +135,16 @@ def test_key_products(rows: int, columns: int, entries: int, first: int, shared:
     slope = numbers(*wanted.shape, seed=2)
     of_keys, of_vectors = torch.autograd.grad(wanted, [keys, vectors], slope)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(diagonals, "TILE", tile)
-        torch.testing.assert_close(diagonals.with_key_products(scores, keys, vectors, first), scores + wanted, **EXACT)
+        patch.setattr(key_products, "TILE", tile)
+        found = scores.expand_as(wanted).clone()
+        key_products.add_key_products(found, keys, vectors, first, Scratch(keys))
+        torch.testing.assert_close(found, scores + wanted, **EXACT)
         total = torch.ones_like(vectors)
-        found = diagonals.key_product_gradients(slope, keys, vectors, first, total)
+        found = key_products.key_product_gradients(slope, keys, vectors, first, total, Scratch(keys))
         torch.testing.assert_close(found, of_keys, **EXACT)
         torch.testing.assert_close(total, 1 + of_vectors, **EXACT)
-        torch.testing.assert_close(diagonals.key_product_gradients(slope, keys, vectors, first, None), of_keys, **EXACT)
+        found = key_products.key_product_gradients(slope, keys, vectors, first, None, Scratch(keys))
+        torch.testing.assert_close(found, of_keys, **EXACT)
 
 
 @pytest.mark.parametrize("shared", [1, HEADS])
@@ -149,9 +159,11 @@ def test_key_products_at_full_size(rows: int, columns: int, first: int, shared: 
     slope = numbers(*wanted.shape, seed=2)
     gradients = torch.autograd.grad(wanted, [keys, vectors], slope)
     with torch.no_grad():
-        torch.testing.assert_close(diagonals.with_key_products(scores, keys, vectors, first), scores + wanted, **EXACT)
+        found = scores.expand_as(wanted).clone()
+        key_products.add_key_products(found, keys, vectors, first, Scratch(keys))
+        torch.testing.assert_close(found, scores + wanted, **EXACT)
         total = torch.zeros_like(vectors)
-        found = diagonals.key_product_gradients(slope, keys, vectors, first, total)
+        found = key_products.key_product_gradients(slope, keys, vectors, first, total, Scratch(keys))
     torch.testing.assert_close([found, total], list(gradients), rtol=1e-10, atol=1e-10)
 
 
@@ -159,9 +171,10 @@ def test_sums_are_kept_in_the_precision_of_the_total() -> None:
     """Half-precision states add to a float32 total without becoming one in half precision first."""
     keys, vectors = numbers(HEADS, BATCH, 9, SIZE), numbers(HEADS, 5, SIZE, seed=1)
     slope, total = numbers(HEADS, BATCH, 6, 9, seed=2), torch.full((HEADS, 5, SIZE), 4096.0)
-    diagonals.key_product_gradients(slope.bfloat16(), keys.bfloat16(), vectors.bfloat16(), -2, total)
+    half = keys.bfloat16()
+    key_products.key_product_gradients(slope.bfloat16(), half, vectors.bfloat16(), -2, total, Scratch(half))
     exact = torch.full_like(vectors, 4096.0)
-    diagonals.key_product_gradients(slope, keys, vectors, -2, exact)
+    key_products.key_product_gradients(slope, keys, vectors, -2, exact, Scratch(keys))
     assert (total - exact).abs().max() < 1, "steps of bfloat16 at 4096 are 32"
     torch.testing.assert_close(total.double() - 4096, exact - 4096, rtol=0.1, atol=0.2)
     assert diagonals.collect(torch.ones(1, 1)).tolist() == [[1.0]]
