@@ -202,10 +202,13 @@ def block_scores(
     scores = spread_out(numbers, rows, columns)
     if parts.key_vectors is not None:
         add_key_products(scores, parts.key * plan.scale, parts.key_vectors, first, scratch)
-    if dense is not None:
-        scores = scores + dense
+    pairs = {} if dense is None else {"dense": dense}
     if block.positions.hides_more:
-        scores = scores.masked_fill(~block.positions.visible.flip(-2).transpose(0, 1), float("-inf"))
+        seen = block.positions.visible.flip(-2).transpose(0, 1)
+        pairs["hidden"] = torch.zeros_like(seen, dtype=scores.dtype).masked_fill_(~seen, float("-inf"))
+    for name, added in pairs.items():
+        shape = torch.broadcast_shapes(scores.shape, added.shape)
+        scores = torch.add(scores, added, out=scratch.empty(name, *shape, dtype=scores.dtype))
     return scores
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers import initialization as init
 
 from .positions import Positions
@@ -41,9 +42,10 @@ class CoPE(PositionScheme):
 
     def _places(self, positions: Positions, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """q_i . e[p_ij], mixed between two whole positions, `(batch, heads, query, key)`."""
-        scores = ((query * self.scale()) @ key.transpose(-1, -2)).to(positions.dtype)
-        gates = scores.sigmoid().masked_fill(~positions.visible, 0.0)
-        place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.positions - 1)
-        whole = query @ table.to(query.dtype).T * (self.scale() if self.divide else 1.0)
-        below, above = (whole.gather(-1, bound.long()) for bound in (place.floor(), place.ceil()))
-        return below + (place - place.floor()) * (above - below)
+        # The keys run backwards, so that a running sum counts from the query.
+        scores = ((query * self.scale()) @ key.flip(-2).transpose(-1, -2)).to(positions.dtype)
+        place = scores.masked_fill_(~positions.visible.flip(-1), float("-inf")).sigmoid_().cumsum(-1)
+        below = place.detach().clamp(max=self.positions - 1).long()
+        whole = (query @ table.to(query.dtype).T * (self.scale() if self.divide else 1.0)).to(positions.dtype)
+        step = pad(whole.diff(dim=-1), (0, 1))  # beyond the last position all is as there
+        return torch.addcmul(whole.gather(-1, below), place - below, step.gather(-1, below)).flip(-1)
