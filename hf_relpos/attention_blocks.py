@@ -17,6 +17,7 @@ from .diagonals import products
 from .diagonals import spread_out
 from .key_products import add_key_products
 from .positions import Positions
+from .runs import keys_seen_by
 from .scheme_base import Factors
 from .scratch import Scratch
 
@@ -106,18 +107,13 @@ def cut_blocks(positions: Positions) -> Iterator[Block]:
 
     One at a time: the masks that a block's positions remember, of all blocks together, would be those of all pairs.
     """
-    queries, keys = positions.query.shape[1], positions.key.shape[1]
-    start, low = int(positions.start), positions.bounds[0]
-    for first in range(0, queries, BLOCK):
-        last = min(first + BLOCK, queries)
-        left, right = 0, keys
-        if positions.ordered:
-            right = min(keys, start + last)
-            left = 0 if positions.window is None else max(0, start + first + 1 - positions.window)
-        nearest = left - (start + last - 1) - low  # of the last query and the first key
-        distances = slice(nearest, nearest + last - first + right - left - 1)
-        inside = positions.block(slice(first, last), slice(left, right))
-        yield Block(slice(None), slice(queries - last, queries - first), slice(left, right), distances, inside)
+    queries, start, low = positions.query.shape[1], int(positions.start), positions.bounds[0]
+    for last in range(queries, 0, -BLOCK):  # the largest first, after which no memory has to grow
+        first = max(0, last - BLOCK)
+        columns, inside = keys_seen_by(positions, slice(first, last))
+        nearest = columns.start - (start + last - 1) - low  # of the last query and the first key
+        distances = slice(nearest, nearest + last - first + columns.stop - columns.start - 1)
+        yield Block(slice(None), slice(queries - last, queries - first), columns, distances, inside)
 
 
 def cut_heads(block: Block, parts: Parts, plan: Plan, fuses: bool) -> Iterator[Block]:

@@ -43,6 +43,20 @@ def collected(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.as_strided((*matrix.shape[:-2], rows, width - 1), strides, matrix.storage_offset())
 
 
+def relative_shift(scores: torch.Tensor) -> torch.Tensor:
+    """Slide row i of `scores` left by (rows - 1 - i): the relative shift of Transformer-XL (arXiv 1901.02860, appendix B).
+
+    Args:
+        scores: `(..., query, distances)`, the distances ascending.
+
+    Returns:
+        `(..., query, distances)` whose entry [i, j] is scores[i, j + rows - 1 - i] wherever that column exists. The other
+        entries hold finite values of neighbouring rows: they belong to keys that no query may see.
+    """
+    *outer, rows, columns = scores.shape
+    return pad(scores, (1, 0)).reshape(*outer, columns + 1, rows)[..., 1:, :].reshape(*outer, rows, columns)
+
+
 class Reach(NamedTuple):
     """The entries of a table that a block meets, and how many distances before and after share the first and last of them."""
 

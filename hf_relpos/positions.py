@@ -16,20 +16,10 @@ import torch
 from torch.nn.functional import pad
 
 from .diagonals import collect
-
-
-def relative_shift(scores: torch.Tensor) -> torch.Tensor:
-    """Slide row i of `scores` left by (rows - 1 - i): the relative shift of Transformer-XL (arXiv 1901.02860, appendix B).
-
-    Args:
-        scores: `(..., query, distances)`, the distances ascending.
-
-    Returns:
-        `(..., query, distances)` whose entry [i, j] is scores[i, j + rows - 1 - i] wherever that column exists. The other
-        entries hold finite values of neighbouring rows: they belong to keys that no query may see.
-    """
-    *outer, rows, columns = scores.shape
-    return pad(scores, (1, 0)).reshape(*outer, columns + 1, rows)[..., 1:, :].reshape(*outer, rows, columns)
+from .diagonals import relative_shift
+from .runs import Runs
+from .runs import groups_of_rows
+from .runs import labels_of
 
 
 class lazy:
@@ -244,29 +234,20 @@ class Positions:
         )
 
     @lazy
+    def runs(self) -> Runs | None:
+        """What padding and documents leave to be seen, where that is the same for the whole batch; None else."""
+        labels = labels_of(self.key_valid, self.key_document)
+        return Runs(labels[0]) if labels is not None and labels.shape[0] == 1 and self.given_mask is None else None
+
+    @lazy
     def row_groups(self) -> list[tuple[torch.Tensor | None, "Positions"]]:
-        """The batch in groups of rows that one mask serves: those where only order and window limit what is seen, and the others.
+        """The batch in groups of rows that see alike: the indices of the rows, None for all, and their positions."""
+        return groups_of_rows(self)
 
-        Each group is the indices of its rows, None for the whole batch, and its positions. A mask for each row costs a blockwise
-        backend the sharing of one bias by all rows, and few rows need it: those with padding, a document's end or a short memory.
-        """
-        limits = [self.key_valid, None if self.query_document is None else self.query_document == 0]
-        limits = [limit.all(1) for limit in limits if limit is not None]
-        if not limits or self.given_mask is not None or self.token_types is not None:
-            return [(None, self)]
-        plain = torch.stack(torch.broadcast_tensors(*limits)).all(0)
-        unlimited = replace(self, key_valid=None, query_document=None, key_document=None)
-        if bool(plain.all()):
-            return [(None, unlimited)]
-        if not bool(plain.any()):
-            return [(None, self)]
-        special = (~plain).nonzero()[:, 0]
-
-        def pick(part: torch.Tensor | None) -> torch.Tensor | None:
-            return None if part is None else part.expand(len(plain), -1)[special]
-
-        limited = {name: pick(getattr(self, name)) for name in ("key_valid", "query_document", "key_document")}
-        return [(plain.nonzero()[:, 0], unlimited), (special, replace(self, **limited))]
+    @property
+    def without_limits(self) -> "Positions":
+        """The same positions where only order and window limit what is seen."""
+        return replace(self, key_valid=None, query_document=None, key_document=None)
 
     @lazy
     def visible(self) -> torch.Tensor:

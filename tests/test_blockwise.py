@@ -28,6 +28,7 @@ from hf_relpos import attention
 from hf_relpos import attention_blocks
 from hf_relpos import blockwise
 from hf_relpos import key_products
+from hf_relpos import runs
 from hf_relpos.attention import repeat_heads
 from hf_relpos.blockwise import blockwise_attention
 from hf_relpos.schemes import scheme_class
@@ -94,6 +95,7 @@ def who_sees_whom(draw: st.DrawFn) -> tuple[int, Any]:
     block=st.integers(1, 9),
     tile=st.integers(1, 6),
     area=st.sampled_from([0, 200, 2**18]),
+    apart=st.booleans(),
     frozen=st.sets(st.integers(0, 10)),
 )
 def test_any_terms(
@@ -106,6 +108,7 @@ def test_any_terms(
     block: int,
     tile: int,
     area: int,
+    apart: bool,
     frozen: set[int],
 ) -> None:
     """Any terms together, tables of any span, grouped heads, some tensors without a gradient."""
@@ -122,6 +125,7 @@ def test_any_terms(
     wanted = plain_attention((query, key, value), terms, positions)
     with pytest.MonkeyPatch.context() as patching:
         cut_into(patching, block, tile, area)
+        patching.setattr(runs, "ROW_PAIRS", 0 if apart else 2**16)
         found = blockwise_attention(query, key, value, terms, positions, SCALE)
         torch.testing.assert_close(found, wanted, **EXACT)
         if wanted.requires_grad:

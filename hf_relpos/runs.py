@@ -1,0 +1,89 @@
+"""Runs of keys that belong together: a document, without padding, or all that is no padding.
+
+Queries of one run see its keys and no others, so a block of such queries needs no mask, only fewer keys.
+"""
+
+from bisect import bisect_right
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from .positions import Positions
+
+ROW_PAIRS = 2**16
+"""Query-key pairs from which a row of the batch is worth a pass of its own (measured, tests/benchmarks)."""
+
+NONE = -1
+"""The label of a key that is in no run."""
+
+
+def labels_of(key_valid: torch.Tensor | None, key_document: torch.Tensor | None) -> torch.Tensor | None:
+    """The run of each key, `(batch, key)`, by number: that of its document, or `NONE` for padding; None for one run."""
+    if key_document is None or key_valid is None:
+        return key_document if key_valid is None else torch.where(key_valid, 0, NONE)
+    return key_document.masked_fill(~key_valid, NONE)
+
+
+class Runs:
+    """Where the runs of one row begin and end.
+
+    Args:
+        labels: `(key,)`, as of `labels_of`.
+    """
+
+    def __init__(self, labels: torch.Tensor) -> None:
+        found, counts = torch.unique_consecutive(labels, return_counts=True)
+        self.labels: list[int] = found.tolist()
+        self.ends = list(accumulate(counts.tolist()))
+
+    def around(self, first: int, last: int) -> tuple[slice, bool]:
+        """The keys that the queries from one place to before another can see, by padding and documents.
+
+        Returns:
+            As few keys as there are all of them in, and whether each of the queries sees all of these.
+        """
+        begin, end = bisect_right(self.ends, first), bisect_right(self.ends, last - 1)
+        met = self.labels[begin : end + 1]
+        if NONE in met or any(self.labels.count(label) > 1 for label in met):  # padding sees itself and its document
+            return slice(0, self.ends[-1]), False
+        return slice(self.ends[begin - 1] if begin else 0, self.ends[end]), begin == end
+
+
+def keys_seen_by(positions: "Positions", rows: slice) -> tuple[slice, "Positions"]:
+    """As few keys as some queries see all of theirs in, and the positions of just these queries and keys."""
+    begin, end = int(positions.start) + rows.start, int(positions.start) + rows.stop
+    left, right, alike = 0, positions.key.shape[1], False
+    if positions.ordered:
+        right = min(right, end)
+    if positions.window is not None and positions.given_mask is None:
+        left, right = max(0, begin + 1 - positions.window), min(right, end - 1 + positions.window)
+    if positions.runs is not None:
+        run, alike = positions.runs.around(begin, end)
+        left, right = max(left, run.start), min(right, run.stop)
+    block = positions.block(rows, slice(left, right))
+    return slice(left, right), block.without_limits if alike else block
+
+
+def groups_of_rows(positions: "Positions") -> list[tuple[torch.Tensor | None, "Positions"]]:
+    """The batch in groups of rows that see alike, so that they share one bias and need few masks.
+
+    Each group is the indices of its rows, None for the whole batch, and its positions. Rows too small to be worth a pass of their
+    own make one group with a mask for each: those with padding, a document's end or a short memory.
+    """
+    labels = labels_of(positions.key_valid, positions.key_document)
+    if labels is None or positions.given_mask is not None or positions.token_types is not None:
+        return [(None, positions)]
+    whole = (labels == labels[:, :1]).all(1) & (labels[:, 0] != NONE)
+    alone = positions.query.shape[1] * labels.shape[1] >= ROW_PAIRS
+    group = torch.unique(labels, dim=0, return_inverse=True)[1].masked_fill(whole, -1) if alone else (~whole).long()
+    found = []
+    for number in group.unique().tolist():
+        rows = (group == number).nonzero()[:, 0]
+        chosen = rows[:1] if alone else rows
+        limits = {name: getattr(positions, name) for name in ("key_valid", "query_document", "key_document")}
+        limited = {name: None if part is None else part.expand(len(group), -1)[chosen] for name, part in limits.items()}
+        found.append((rows, positions.without_limits if bool(whole[rows[0]]) else replace(positions, **limited)))
+    return found if len(found) > 1 else [(None, found[0][1])]
