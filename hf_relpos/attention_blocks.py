@@ -24,6 +24,9 @@ from .scratch import Scratch
 BLOCK = 128
 """Queries a block: large enough for fast products, small enough for the cache of a processor."""
 
+WIDE = 1024
+"""Queries a block where the fused kernel reads a view and all keys are seen: it cuts them into better ones itself."""
+
 AREA = 2**18
 """Scores that a processor's cache holds beside what is made of them (1 MiB in float32): blocks take heads together up to it."""
 
@@ -102,14 +105,28 @@ class Block(NamedTuple):
         return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
 
 
-def cut_blocks(positions: Positions) -> Iterator[Block]:
+def reads_view(parts: Parts, plan: Plan, fuses: bool) -> bool:
+    """Whether all that is added to the products is a view of numbers per distance, which the fused kernel reads."""
+    made = (parts.query_vectors, parts.key_vectors, plan.dense, plan.factors)
+    return fuses and all(part is None for part in made)
+
+
+def cut_blocks(parts: Parts, plan: Plan, fuses: bool) -> Iterator[Block]:
     """Cut the queries into blocks of all heads, each with just the keys that it can see.
 
     One at a time: the masks that a block's positions remember, of all blocks together, would be those of all pairs.
+
+    Args:
+        parts: whole.
+        plan: how.
+        fuses: whether the fused kernel is what reads the scores.
     """
+    positions = plan.positions
     queries, start, low = positions.query.shape[1], int(positions.start), positions.bounds[0]
-    for last in range(queries, 0, -BLOCK):  # the largest first, after which no memory has to grow
-        first = max(0, last - BLOCK)
+    limited = positions.ordered or positions.hides_more or positions.window is not None
+    size = WIDE if reads_view(parts, plan, fuses) and not limited else BLOCK
+    for last in range(queries, 0, -size):  # the largest first, after which no memory has to grow
+        first = max(0, last - size)
         columns, inside = keys_seen_by(positions, slice(first, last))
         nearest = columns.start - (start + last - 1) - low  # of the last query and the first key
         distances = slice(nearest, nearest + last - first + columns.stop - columns.start - 1)
@@ -117,20 +134,11 @@ def cut_blocks(positions: Positions) -> Iterator[Block]:
 
 
 def cut_heads(block: Block, parts: Parts, plan: Plan, fuses: bool) -> Iterator[Block]:
-    """Cut a block into blocks of so many heads as the cache holds; not at all where the kernel reads a view, or on other devices.
-
-    Args:
-        block: with all heads.
-        parts: whole.
-        plan: how.
-        fuses: whether the fused kernel is what reads the scores.
-    """
+    """Cut a block into blocks of so many heads as the cache holds; not at all where the kernel reads a view, or on other devices."""
     heads, batch = parts.query.shape[:2]
     rows, columns = block.shape
-    made = (parts.query_vectors, parts.key_vectors, plan.dense, plan.factors)
-    view = all(part is None for part in made) and not block.positions.hides_more
-    whole = (fuses and view) or parts.query.device.type != "cpu"
-    together = heads if whole else max(1, AREA // (batch * rows * columns))
+    view = reads_view(parts, plan, fuses) and not block.positions.hides_more
+    together = heads if view or parts.query.device.type != "cpu" else max(1, AREA // (batch * rows * columns))
     for first in range(0, heads, together):
         yield block._replace(heads=slice(first, min(first + together, heads)))
 

@@ -44,7 +44,7 @@ def blockwise_gradients(
         results: its output, its log-sum-exp, and the gradient of the output.
     """
     gradients = _Gradients(plan, tensors, wanted, results)
-    for rows in cut_blocks(plan.positions):
+    for rows in cut_blocks(gradients.parts, plan, gradients.fuses):
         gradients.add_rows(rows)
     sums = [*gradients.sums, *gradients.learned_sums]
     return [None if s is None or t is None else s.to(t.dtype) for s, t in zip(sums, tensors, strict=True)]

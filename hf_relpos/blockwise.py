@@ -61,9 +61,10 @@ class _Blockwise(torch.autograd.Function):
         output = torch.empty(*query.shape[:-1], value.shape[-1], dtype=value.dtype, device=value.device)
         lse = torch.empty(query.shape[:-1], dtype=torch.promote_types(value.dtype, torch.float32), device=value.device)
         scratch = Scratch(query)
-        for rows in cut_blocks(plan.positions):
+        fuses = parts.fuses and not plan.dropout
+        for rows in cut_blocks(parts, plan, fuses):
             factors = factors_of(learned, plan, rows)
-            for block in cut_heads(rows, parts, plan, parts.fuses and not plan.dropout):
+            for block in cut_heads(rows, parts, plan, fuses):
                 part = parts.cut(block)
                 dense = dense_part(part, plan.learned(learned, block), plan, block)
                 scores = block_scores(part, dense, factors, plan, block, scratch)

@@ -48,6 +48,7 @@ def cut_into(patching: pytest.MonkeyPatch, block: int, tile: int = 32, area: int
     """Set the size of blocks and tiles, and let blocks be used for however few pairs."""
     patching.setattr(attention_blocks, "AREA", area)
     patching.setattr(attention_blocks, "BLOCK", block)
+    patching.setattr(attention_blocks, "WIDE", 2 * block)
     patching.setattr(blockwise, "BLOCK", block)
     patching.setattr(key_products, "TILE", tile)
     patching.setattr(attention, "MIN_PAIRS", 0)
