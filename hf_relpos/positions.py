@@ -181,7 +181,9 @@ class Positions:
         """Pick every pair's distance from scores per query: `(batch, heads, query, distances)` to `(..., query, key)`."""
         if self.is_toeplitz:
             missing = self.key.shape[1] - scores.shape[-1]  # keys after the last query
-            return relative_shift(pad(scores, (0, missing)) if missing > 0 else scores)[..., : self.key.shape[1]]
+            scores = pad(scores, (0, missing)) if missing > 0 else scores
+            shifted = scores if scores.shape[-2] == 1 else relative_shift(scores)  # one query: a distance a key, in order
+            return shifted[..., : self.key.shape[1]]
         return scores.gather(-1, self._column[:, None].expand(*scores.shape[:-1], -1))
 
     def gather_keys(self, scores: torch.Tensor) -> torch.Tensor:

@@ -138,11 +138,19 @@ class Fire(PositionScheme):
         return torch.log1p((slope * distance).abs())
 
     @staticmethod
-    def _network(share: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """f of numbers `(batch, query, distances)`: `(batch, heads, query, distances)`."""
-        hidden = torch.relu(weight[:, None, None] * share[:, None] + bias[:, None, None])
+    def _network(
+        share: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        output: torch.Tensor,
+        chosen: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """f of numbers `(batch, query, distances)`, of chosen units alone: `(batch, heads, query, distances)`."""
+        weight, bias = weight[:, None, None, None], bias[:, None, None, None]
+        hidden = torch.addcmul(bias, weight, share).relu_()  # (units, batch, query, distances)
         with torch.autocast(share.device.type, enabled=False):  # numbers of positions stay in float32
-            return (output @ hidden.flatten(2)).unflatten(2, share.shape[1:])
+            hidden = hidden if chosen is None else hidden * chosen
+            return (output @ hidden.flatten(1)).unflatten(1, share.shape).transpose(0, 1)
 
     def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
         learned = (self.slope, self.threshold_factor, self.hidden_weight, self.hidden_bias, self.output_weight)
@@ -183,9 +191,8 @@ class Fire(PositionScheme):
         line, differ = (on & at_other_end).to(psi.dtype), on != at_other_end
         units, where = differ.any(1).nonzero()[:, 0], differ.any(0).nonzero()[:, 0]
         share = part[..., None] * psi[where]  # (batch|1, query, some)
-        hidden = torch.relu(weight[units, None, None, None] * share + bias[units, None, None, None])
-        hidden = hidden * differ[units][:, None, None, where].to(psi.dtype)
-        with torch.autocast(part.device.type, enabled=False):  # numbers of positions stay in float32
+        disagree = differ[units][:, None, None, where].to(psi.dtype)
+        extra = self._network(share, weight[units], bias[units], output[:, units], disagree)
+        with torch.autocast(part.device.type, enabled=False):  # as in the network
             table = torch.stack([(output * weight) @ line * psi, (output * bias) @ line], 1)
-            extra = (output[:, units] @ hidden.flatten(1)).unflatten(1, share.shape).transpose(0, 1)
         return Factors(torch.stack([part, torch.ones_like(part)], -1), table, extra, where)
