@@ -138,7 +138,11 @@ def cut_heads(block: Block, parts: Parts, plan: Plan, fuses: bool) -> Iterator[B
     heads, batch = parts.query.shape[:2]
     rows, columns = block.shape
     view = reads_view(parts, plan, fuses) and not block.positions.hides_more
-    together = heads if view or parts.query.device.type != "cpu" else max(1, AREA // (batch * rows * columns))
+    together = (
+        heads
+        if view or parts.query.device.type != "cpu"
+        else max(1, torch.get_num_threads() * AREA // (batch * rows * columns))
+    )
     for first in range(0, heads, together):
         yield block._replace(heads=slice(first, min(first + together, heads)))
 
@@ -243,6 +247,6 @@ def whole_scores(
 ) -> torch.Tensor:
     """Products of a block's queries and keys with all that is added, at least in float32; less `lse (heads, batch, rows)`."""
     wide = torch.promote_types(parts.query.dtype, torch.float32)
-    total = scratch.sheared("weights", *parts.query.shape[:-1], parts.key.shape[-2], dtype=wide)
+    total = scratch.matrix("weights", *parts.query.shape[:-1], parts.key.shape[-2], dtype=wide)
     total = total.copy_(scores) if lse is None else torch.sub(scores, lse[..., None], out=total)
     return add_matmul(total, content_query(parts, plan), parts.key.transpose(-1, -2))

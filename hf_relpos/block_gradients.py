@@ -123,7 +123,7 @@ class _Gradients:
         _, outward, lse, delta = self._of(block)
         weights = whole_scores(part, self.plan, scores, self.scratch, lse).exp_()
         factor, first = kept(self.plan, block, weights), self.plan.first(block)
-        slope = self.scratch.sheared("slope", *weights.shape, dtype=weights.dtype)
+        slope = self.scratch.matrix("slope", *weights.shape, dtype=weights.dtype)
         slope.copy_(-delta if factor is None else torch.zeros_like(delta))
         add_matmul(slope, outward, part.value.transpose(-1, -2))
         if part.value_vectors is not None:
@@ -150,7 +150,7 @@ class _Gradients:
         """Gradients of what is added to the products, and of what it was made from."""
         scale, first = self.plan.scale, self.plan.first(block)
         if total.bias is not None:
-            total.bias[:, block.distances] += collected(slope).sum((1, 2))
+            total.bias[:, block.distances] += collected(slope.sum(1)[:, None] if slope.shape[1] > 1 else slope).sum((1, 2))
         if part.query_vectors is not None:
             along, query = collected(slope).to(part.query.dtype), distance_query(part, self.plan)
             gradient = product_gradients(along, query, part.query_vectors, first, total.query_vectors)

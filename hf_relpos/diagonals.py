@@ -37,8 +37,10 @@ def collect(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def collected(matrix: torch.Tensor) -> torch.Tensor:
-    """What `collect` gives, as a view: for a matrix made by `Scratch.sheared`."""
+    """What `collect` gives, for a matrix made by `Scratch.matrix`: a view where that left zeros behind the rows."""
     rows, width = matrix.shape[-2], sum(matrix.shape[-2:])
+    if matrix.stride(-2) != width:
+        return collect(matrix)
     strides = (*matrix.stride()[:-2], width - 1, 1)
     return matrix.as_strided((*matrix.shape[:-2], rows, width - 1), strides, matrix.storage_offset())
 
@@ -74,8 +76,9 @@ def reach(first: int, distances: int, entries: int) -> Reach:
 
 
 def add_matmul(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Add `left @ right` to `total (..., rows, columns)`, in place; in one pass where nothing has to be widened."""
-    if total.dtype != left.dtype:
+    """Add `left @ right` to `total (..., rows, columns)`, in place; in one pass where nothing has to be widened or set apart."""
+    apart = not total.is_contiguous() and torch.get_num_threads() > 1  # then each matrix waits for the one before
+    if total.dtype != left.dtype or apart:
         return total.add_(left @ right)
     flat = (states.reshape(-1, *states.shape[-2:]) for states in (left, right))
     total.view(-1, *total.shape[-2:]).baddbmm_(*flat)

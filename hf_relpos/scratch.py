@@ -28,9 +28,14 @@ class Scratch:
             buffer = self.buffers[name] = self.like.new_empty(size, dtype=dtype)
         return buffer[:size].view(shape)
 
-    def sheared(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The same for a matrix `(..., rows, columns)` with zeros behind each row, which `diagonals.collected` reads."""
+    def matrix(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The same for a matrix `(..., rows, columns)`, with zeros behind each row, which `diagonals.collected` reads, if that is free.
+
+        It is not where threads share the products of several matrices: they need these to be side by side.
+        """
         *outer, rows, columns = shape
+        if math.prod(outer) > 1 and torch.get_num_threads() > 1:
+            return self.empty(name, *shape, dtype=dtype)
         padded = self.empty(name, *outer, rows, columns + rows, dtype=dtype)
         padded[..., columns:] = 0
         return padded[..., :columns]

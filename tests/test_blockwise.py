@@ -97,6 +97,7 @@ def who_sees_whom(draw: st.DrawFn) -> tuple[int, Any]:
     tile=st.integers(1, 6),
     area=st.sampled_from([0, 200, 2**18]),
     apart=st.booleans(),
+    threads=st.integers(1, 2),
     frozen=st.sets(st.integers(0, 10)),
 )
 def test_any_terms(
@@ -110,6 +111,7 @@ def test_any_terms(
     tile: int,
     area: int,
     apart: bool,
+    threads: int,
     frozen: set[int],
 ) -> None:
     """Any terms together, tables of any span, grouped heads, some tensors without a gradient."""
@@ -127,6 +129,7 @@ def test_any_terms(
     with pytest.MonkeyPatch.context() as patching:
         cut_into(patching, block, tile, area)
         patching.setattr(runs, "ROW_PAIRS", 0 if apart else 2**16)
+        patching.setattr(torch, "get_num_threads", lambda: threads)
         found = blockwise_attention(query, key, value, terms, positions, SCALE)
         torch.testing.assert_close(found, wanted, **EXACT)
         if wanted.requires_grad:

@@ -68,19 +68,19 @@ def test_spread_out(rows: int, columns: int, one: bool) -> None:
 
 
 @steady
-@given(rows=counts, columns=counts)
-def test_collect(rows: int, columns: int) -> None:
-    matrix = numbers(HEADS, rows, columns)
-    kept = matrix.clone()
-    found = diagonals.collect(matrix)
-    wanted = loop((HEADS, rows, rows + columns - 1), lambda h, r, d: matrix[h, r, d - r] if 0 <= d - r < columns else 0.0)
-    assert torch.equal(found, wanted)
-    found.zero_()
-    assert torch.equal(matrix, kept), "a view"
+@given(rows=counts, columns=counts, heads=st.integers(1, HEADS), threads=st.integers(1, 2))
+def test_collect(rows: int, columns: int, heads: int, threads: int) -> None:
+    matrix = numbers(heads, rows, columns)
+    wanted = loop((heads, rows, rows + columns - 1), lambda h, r, d: matrix[h, r, d - r] if 0 <= d - r < columns else 0.0)
+    assert torch.equal(diagonals.collect(matrix), wanted)
     scratch = Scratch(matrix)
     scratch.empty("matrix", 500).fill_(7.0)  # what was there before must not be seen
-    view = scratch.sheared("matrix", HEADS, rows, columns).copy_(matrix)
-    assert torch.equal(diagonals.collected(view), wanted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: threads)
+        found = scratch.matrix("matrix", heads, rows, columns).copy_(matrix)
+    assert torch.equal(diagonals.collected(found), wanted)
+    view = diagonals.collected(found).data_ptr() == found.data_ptr()
+    assert view == (heads == 1 or threads == 1), "a view where it is free"
 
 
 @steady
