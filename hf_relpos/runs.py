@@ -16,15 +16,12 @@ if TYPE_CHECKING:
 ROW_PAIRS = 2**16
 """Query-key pairs from which a row of the batch is worth a pass of its own (measured, tests/benchmarks)."""
 
-NONE = -1
-"""The label of a key that is in no run."""
-
 
 def labels_of(key_valid: torch.Tensor | None, key_document: torch.Tensor | None) -> torch.Tensor | None:
-    """The run of each key, `(batch, key)`, by number: that of its document, or `NONE` for padding; None for one run."""
+    """The run of each key, `(batch, key)`: the number of its document, negative (-1 - number) for padding; None for one run."""
     if key_document is None or key_valid is None:
-        return key_document if key_valid is None else torch.where(key_valid, 0, NONE)
-    return key_document.masked_fill(~key_valid, NONE)
+        return key_document if key_valid is None else key_valid.long() - 1
+    return torch.where(key_valid, key_document, -1 - key_document)
 
 
 class Runs:
@@ -47,7 +44,7 @@ class Runs:
         """
         begin, end = bisect_right(self.ends, first), bisect_right(self.ends, last - 1)
         met = self.labels[begin : end + 1]
-        if NONE in met or any(self.labels.count(label) > 1 for label in met):  # padding sees itself and its document
+        if any(label < 0 or self.labels.count(label) > 1 for label in met):  # padding sees itself and its document
             return slice(0, self.ends[-1]), False
         return slice(self.ends[begin - 1] if begin else 0, self.ends[end]), begin == end
 
@@ -76,7 +73,7 @@ def groups_of_rows(positions: "Positions") -> list[tuple[torch.Tensor | None, "P
     labels = labels_of(positions.key_valid, positions.key_document)
     if labels is None or positions.given_mask is not None or positions.token_types is not None:
         return [(None, positions)]
-    whole = (labels == labels[:, :1]).all(1) & (labels[:, 0] != NONE)
+    whole = (labels == labels[:, :1]).all(1) & (labels[:, 0] >= 0)
     alone = positions.query.shape[1] * labels.shape[1] >= ROW_PAIRS
     group = torch.unique(labels, dim=0, return_inverse=True)[1].masked_fill(whole, -1) if alone else (~whole).long()
     found = []
