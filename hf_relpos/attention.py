@@ -17,10 +17,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .blockwise import blockwise_attention
 from .positions import Positions
 from .scheme_base import PositionScheme
-from .scheme_base import ScoreTerms
-from .scheme_base import dense_bias
-from .scheme_base import every_distance
-from .scheme_base import without_room
+from .score_terms import ScoreTerms
+from .score_terms import dense_bias
+from .score_terms import every_distance
+from .score_terms import without_room
 
 MIN_PAIRS = 128 * 128
 """Query-key pairs from which blocks pay: below, one dense bias is as fast (measured, tests/benchmarks)."""

@@ -18,7 +18,7 @@ from .diagonals import spread_out
 from .key_products import add_key_products
 from .positions import Positions
 from .runs import keys_seen_by
-from .scheme_base import Factors
+from .score_terms import Factors
 from .scratch import Scratch
 
 BLOCK = 128
@@ -137,12 +137,9 @@ def cut_heads(block: Block, parts: Parts, plan: Plan, fuses: bool) -> Iterator[B
     """Cut a block into blocks of so many heads as the cache holds; not at all where the kernel reads a view, or on other devices."""
     heads, batch = parts.query.shape[:2]
     rows, columns = block.shape
-    view = reads_view(parts, plan, fuses) and not block.positions.hides_more
-    together = (
-        heads
-        if view or parts.query.device.type != "cpu"
-        else max(1, torch.get_num_threads() * AREA // (batch * rows * columns))
-    )
+    together = max(1, torch.get_num_threads() * AREA // (batch * rows * columns))
+    if parts.query.device.type != "cpu" or (reads_view(parts, plan, fuses) and not block.positions.hides_more):
+        together = heads
     for first in range(0, heads, together):
         yield block._replace(heads=slice(first, min(first + together, heads)))
 
@@ -168,11 +165,31 @@ def factors_of(learned: Sequence[torch.Tensor], plan: Plan, block: Block) -> Fac
 
 
 def _add_factors(numbers: torch.Tensor, factors: Factors, heads: slice) -> None:
-    """Add to numbers `(heads, batch, rows, distances)`, in place, what factors say."""
+    """Add to numbers `(heads, batch|1, rows, distances)`, in place, what factors say."""
     outer = numbers.shape[:-1]
     query, distance, extra = factors.query, factors.distance[heads], factors.extra[heads]
     add_matmul(numbers, query.expand(*outer, -1), distance.expand(*outer[:2], -1, -1))
     numbers.index_add_(-1, factors.where, extra.expand(*outer, -1))
+
+
+def _numbers(parts: Parts, factors: Factors | None, plan: Plan, block: Block, scratch: Scratch) -> torch.Tensor:
+    """A block's numbers per distance: one row for all queries, `(heads|1, 1, 1, distances)`, unless each query has its own."""
+    shared = plan.hidden if parts.bias is None else parts.bias
+    shared = shared[:, None, None, block.distances]
+    heads, batch, rows = parts.query.shape[:3]
+    if parts.query_vectors is not None or parts.key_vectors is not None:
+        numbers = scratch.empty("numbers", heads, batch, rows, shared.shape[-1])
+    elif factors is not None:  # rows of the batch that look alike have theirs in common
+        numbers = scratch.empty("numbers", heads, factors.query.shape[1], rows, shared.shape[-1], dtype=shared.dtype)
+    else:
+        return shared
+    if parts.query_vectors is not None:
+        products(distance_query(parts, plan), parts.query_vectors, plan.first(block), shared, numbers)
+    else:
+        numbers.copy_(shared)
+    if factors is not None:
+        _add_factors(numbers, factors, block.heads)
+    return numbers
 
 
 def block_scores(
@@ -181,7 +198,7 @@ def block_scores(
     """All that is added to the products of a block's queries and keys, minus infinity where nothing is seen.
 
     Args:
-        parts: queries and keys cut to the block, tables whole.
+        parts: cut to the block.
         dense: what `dense_part` made.
         factors: what `factors_of` made.
         plan: how.
@@ -191,25 +208,9 @@ def block_scores(
     Returns:
         `(heads|1, batch|1, rows, columns)`, a view where numbers per distance are all there is.
     """
-    rows, columns = block.shape
-    numbers = plan.hidden if parts.bias is None else parts.bias
-    numbers = numbers[:, None, None, block.distances]
-    first, outer = plan.first(block), parts.query.shape[:-1]
-    if parts.query_vectors is None and parts.key_vectors is None and factors is not None:
-        outer = (outer[0], *factors.query.shape[1:3])  # rows of the batch that look alike share the numbers
-    elif parts.query_vectors is None and parts.key_vectors is None:
-        outer = ()
-    if outer:
-        out = scratch.empty("numbers", *outer, numbers.shape[-1], dtype=numbers.dtype if factors else None)
-        if parts.query_vectors is None:
-            numbers = out.copy_(numbers)
-        else:
-            numbers = products(distance_query(parts, plan), parts.query_vectors, first, numbers, out)
-    if factors is not None:
-        _add_factors(numbers, factors, block.heads)
-    scores = spread_out(numbers, rows, columns)
+    scores = spread_out(_numbers(parts, factors, plan, block, scratch), *block.shape)
     if parts.key_vectors is not None:
-        add_key_products(scores, parts.key * plan.scale, parts.key_vectors, first, scratch)
+        add_key_products(scores, parts.key * plan.scale, parts.key_vectors, plan.first(block), scratch)
     pairs = {} if dense is None else {"dense": dense}
     if block.positions.hides_more:
         seen = block.positions.visible.flip(-2).transpose(0, 1)

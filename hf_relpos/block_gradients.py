@@ -23,7 +23,7 @@ from .diagonals import product_gradients
 from .diagonals import products
 from .diagonals import spread_out
 from .key_products import key_product_gradients
-from .scheme_base import Factors
+from .score_terms import Factors
 from .scratch import Scratch
 
 FIELDS = len(Parts._fields)

@@ -25,7 +25,7 @@ from .block_gradients import blockwise_gradients
 from .diagonals import collected
 from .diagonals import weighted
 from .positions import Positions
-from .scheme_base import ScoreTerms
+from .score_terms import ScoreTerms
 from .scratch import Scratch
 
 

@@ -17,10 +17,10 @@ from hf_relpos.configuration_relpos import RelPosDecoderConfig
 from hf_relpos.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.position_builder import build_positions
 from hf_relpos.scheme_base import PositionScheme
-from hf_relpos.scheme_base import dense_bias
 from hf_relpos.schemes import SCHEMES
 from hf_relpos.schemes import build_scheme
 from hf_relpos.schemes import scheme_class
+from hf_relpos.score_terms import dense_bias
 
 USES = ("causal", "bidirectional", "memory")
 SIZES: dict[str, Any] = {"vocab_size": 8, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}

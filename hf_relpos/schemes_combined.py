@@ -9,7 +9,7 @@ from torch import nn
 
 from .positions import Positions
 from .scheme_base import PositionScheme
-from .scheme_base import ScoreTerms
+from .score_terms import ScoreTerms
 
 _ALLOWED = "a combination is one rotary scheme and one that adds a number per distance to the scores"
 

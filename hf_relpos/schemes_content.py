@@ -10,7 +10,7 @@ from transformers import initialization as init
 from .positions import Positions
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
-from .scheme_base import ScoreTerms
+from .score_terms import ScoreTerms
 
 
 class CoPE(PositionScheme):

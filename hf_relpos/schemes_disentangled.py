@@ -10,7 +10,7 @@ from transformers import initialization as init
 from .positions import Positions
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
-from .scheme_base import ScoreTerms
+from .score_terms import ScoreTerms
 
 
 def deberta_bucket(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
@@ -128,5 +128,5 @@ class Deberta(PositionScheme):
     def score_terms(
         self, positions: Positions, prepared: dict[str, torch.Tensor], query: torch.Tensor, key: torch.Tensor
     ) -> ScoreTerms:
-        vectors = {"query_vectors": prepared.get("key"), "key_vectors": prepared.get("query")}
-        return ScoreTerms(**vectors, span=self._span(positions))
+        keys, queries = prepared.get("key"), prepared.get("query")
+        return ScoreTerms(query_vectors=keys, key_vectors=queries, span=self._span(positions))

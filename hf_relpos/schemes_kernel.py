@@ -8,11 +8,11 @@ from torch.nn.functional import softplus
 from transformers import initialization as init
 
 from .positions import Positions
-from .scheme_base import Factors
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
-from .scheme_base import ScoreTerms
 from .scheme_base import frequencies
+from .score_terms import Factors
+from .score_terms import ScoreTerms
 
 
 class Kerple(PositionScheme):

@@ -12,8 +12,8 @@ from transformers import initialization as init
 from .positions import Positions
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
-from .scheme_base import ScoreTerms
 from .scheme_base import sinusoid
+from .score_terms import ScoreTerms
 
 
 class Shaw(PositionScheme):

@@ -6,8 +6,8 @@ import torch
 
 from hf_relpos.position_builder import build_positions
 from hf_relpos.positions import Positions
-from hf_relpos.scheme_base import Factors
-from hf_relpos.scheme_base import ScoreTerms
+from hf_relpos.score_terms import Factors
+from hf_relpos.score_terms import ScoreTerms
 
 HEADS, SIZE = 4, 3
 SCALE = 0.7

@@ -18,9 +18,9 @@ from hf_relpos import RelPosDecoderForCausalLM
 from hf_relpos import schemes_rotary
 from hf_relpos.position_builder import build_positions
 from hf_relpos.scheme_base import PositionScheme
-from hf_relpos.scheme_base import ScoreTerms
-from hf_relpos.scheme_base import dense_bias
 from hf_relpos.schemes import build_scheme
+from hf_relpos.score_terms import ScoreTerms
+from hf_relpos.score_terms import dense_bias
 
 Weights = dict[str, torch.Tensor]
 

@@ -11,7 +11,7 @@ from matrix import ids_of
 from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderModel
 from hf_relpos.position_builder import build_positions
-from hf_relpos.scheme_base import dense_bias
+from hf_relpos.score_terms import dense_bias
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 
