@@ -25,6 +25,7 @@ from .block_gradients import blockwise_gradients
 from .diagonals import collected
 from .diagonals import weighted
 from .positions import Positions
+from .runs import groups_of_rows
 from .score_terms import ScoreTerms
 from .scratch import Scratch
 
@@ -122,7 +123,7 @@ def blockwise_attention(
     Returns:
         `(batch, query, heads, head_dim)`.
     """
-    groups = positions.row_groups
+    groups = positions.once(groups_of_rows) or [(None, positions)]
     if groups[0][0] is None:
         return _attend_rows(query, key, value, terms, groups[0][1], scale, dropout)
     split = [(rows, group) for rows, group in groups if rows is not None]

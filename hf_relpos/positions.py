@@ -17,9 +17,6 @@ from torch.nn.functional import pad
 
 from .diagonals import collect
 from .diagonals import relative_shift
-from .runs import Runs
-from .runs import groups_of_rows
-from .runs import labels_of
 
 
 class lazy:
@@ -162,6 +159,16 @@ class Positions:
         return self.store[name][1]
 
     @lazy
+    def _made(self) -> dict[Callable[["Positions"], Any], Any]:
+        return {}
+
+    def once(self, make: Callable[["Positions"], Any]) -> Any:
+        """What a function makes of these positions, made for the first layer that asks."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return self._made[make]
+
+    @lazy
     def _column(self) -> torch.Tensor:
         """Index into `distances` of every pair, `(batch|1, query, key)`; unseen pairs are clamped to the ends."""
         if self._met is not None:
@@ -234,17 +241,6 @@ class Positions:
             gaps=cut(self.gaps, columns),
             given_mask=None if self.given_mask is None else self.given_mask[..., rows, columns],
         )
-
-    @lazy
-    def runs(self) -> Runs | None:
-        """What padding and documents leave to be seen, where that is the same for the whole batch; None else."""
-        labels = labels_of(self.key_valid, self.key_document)
-        return Runs(labels[0]) if labels is not None and labels.shape[0] == 1 and self.given_mask is None else None
-
-    @lazy
-    def row_groups(self) -> list[tuple[torch.Tensor | None, "Positions"]]:
-        """The batch in groups of rows that see alike: the indices of the rows, None for all, and their positions."""
-        return groups_of_rows(self)
 
     @property
     def without_limits(self) -> "Positions":

@@ -6,12 +6,10 @@ Queries of one run see its keys and no others, so a block of such queries needs 
 from bisect import bisect_right
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from .positions import Positions
+from .positions import Positions
 
 ROW_PAIRS = 2**16
 """Query-key pairs from which a row of the batch is worth a pass of its own (measured, tests/benchmarks)."""
@@ -49,7 +47,13 @@ class Runs:
         return slice(self.ends[begin - 1] if begin else 0, self.ends[end]), begin == end
 
 
-def keys_seen_by(positions: "Positions", rows: slice) -> tuple[slice, "Positions"]:
+def runs_of(positions: Positions) -> Runs | None:
+    """What padding and documents leave to be seen, where that is the same for the whole batch; None else."""
+    labels = labels_of(positions.key_valid, positions.key_document)
+    return Runs(labels[0]) if labels is not None and labels.shape[0] == 1 and positions.given_mask is None else None
+
+
+def keys_seen_by(positions: Positions, rows: slice) -> tuple[slice, Positions]:
     """As few keys as some queries see all of theirs in, and the positions of just these queries and keys."""
     begin, end = int(positions.start) + rows.start, int(positions.start) + rows.stop
     left, right, alike = 0, positions.key.shape[1], False
@@ -57,22 +61,23 @@ def keys_seen_by(positions: "Positions", rows: slice) -> tuple[slice, "Positions
         right = min(right, end)
     if positions.window is not None and positions.given_mask is None:
         left, right = max(0, begin + 1 - positions.window), min(right, end - 1 + positions.window)
-    if positions.runs is not None:
-        run, alike = positions.runs.around(begin, end)
+    runs = positions.once(runs_of)
+    if runs is not None:
+        run, alike = runs.around(begin, end)
         left, right = max(left, run.start), min(right, run.stop)
     block = positions.block(rows, slice(left, right))
     return slice(left, right), block.without_limits if alike else block
 
 
-def groups_of_rows(positions: "Positions") -> list[tuple[torch.Tensor | None, "Positions"]]:
-    """The batch in groups of rows that see alike, so that they share one bias and need few masks.
+def groups_of_rows(positions: Positions) -> list[tuple[torch.Tensor | None, Positions]]:
+    """The batch in groups of rows that see alike, so that they share one bias and need few masks; none where all do.
 
     Each group is the indices of its rows, None for the whole batch, and its positions. Rows too small to be worth a pass of their
     own make one group with a mask for each: those with padding, a document's end or a short memory.
     """
     labels = labels_of(positions.key_valid, positions.key_document)
     if labels is None or positions.given_mask is not None or positions.token_types is not None:
-        return [(None, positions)]
+        return []
     whole = (labels == labels[:, :1]).all(1) & (labels[:, 0] >= 0)
     alone = positions.query.shape[1] * labels.shape[1] >= ROW_PAIRS
     group = torch.unique(labels, dim=0, return_inverse=True)[1].masked_fill(whole, -1) if alone else (~whole).long()
