@@ -137,7 +137,7 @@ def cut_heads(block: Block, parts: Parts, plan: Plan, fuses: bool) -> Iterator[B
     """Cut a block into blocks of so many heads as the cache holds; not at all where the kernel reads a view, or on other devices."""
     heads, batch = parts.query.shape[:2]
     rows, columns = block.shape
-    together = max(1, torch.get_num_threads() * AREA // (batch * rows * columns))
+    together = max(1, torch.get_num_threads() * AREA // max(1, batch * rows * columns))
     if parts.query.device.type != "cpu" or (reads_view(parts, plan, fuses) and not block.positions.hides_more):
         together = heads
     for first in range(0, heads, together):
@@ -239,8 +239,11 @@ def kept(plan: Plan, block: Block, weights: torch.Tensor) -> torch.Tensor | None
     """What dropout multiplies a block's probabilities by, the same in forward and backward; None without dropout."""
     if not plan.dropout:
         return None
-    generator = torch.Generator(weights.device).manual_seed(plan.seed + (block.heads.start << 32) + block.rows.start)
-    return torch.empty_like(weights).bernoulli_(1 - plan.dropout, generator=generator).div_(1 - plan.dropout)
+    factor = torch.empty(weights.shape, dtype=weights.dtype, device=weights.device)
+    for head, part in enumerate(factor, block.heads.start):  # how many heads are taken together must not matter
+        generator = torch.Generator(weights.device).manual_seed(plan.seed + (head << 24) + block.rows.start)
+        part.bernoulli_(1 - plan.dropout, generator=generator)
+    return factor.div_(1 - plan.dropout)
 
 
 def whole_scores(

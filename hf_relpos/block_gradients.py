@@ -124,14 +124,20 @@ class _Gradients:
         weights = whole_scores(part, self.plan, scores, self.scratch, lse).exp_()
         factor, first = kept(self.plan, block, weights), self.plan.first(block)
         slope = self.scratch.matrix("slope", *weights.shape, dtype=weights.dtype)
-        slope.copy_(-delta if factor is None else torch.zeros_like(delta))
+        exact = weights.dtype == outward.dtype  # half-precision outputs leave a remainder that sums over distances gather
+        early = exact and factor is None
+        slope.copy_(-delta if early else torch.zeros_like(delta))
         add_matmul(slope, outward, part.value.transpose(-1, -2))
         if part.value_vectors is not None:
             nothing = outward.new_zeros(1, 1, 1, sum(block.shape) - 1)
             out = self.scratch.empty("numbers", *weights.shape[:-1], nothing.shape[-1])  # the scores were used
             slope.add_(spread_out(products(outward, part.value_vectors, first, nothing, out), *block.shape))
-        if factor is not None:
-            slope.mul_(factor).sub_(delta)
+        slope = slope if factor is None else slope.mul_(factor)
+        if not exact:
+            given = weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+            delta = (slope * weights).sum(-1, keepdim=True) / given
+        if not early:
+            slope.sub_(delta)
         slope.mul_(weights)
         used = weights if factor is None else weights.mul_(factor)
         if total.value is not None:

@@ -76,7 +76,13 @@ class RelPosPreTrainedModel(PreTrainedModel):
         Returns:
             For each layer its `stack`, number, `scheme`, and `path`: `eager`, `flex_attention`, or under `sdpa` `fused` (nothing is
             added to the scores), `blockwise` (memory linear in the length) or `dense` (one bias of all pairs).
+
+        Raises:
+            ValueError: a number of tokens that is none.
         """
+        for name, given, least in (("length", length, 1), ("cached", cached, 0)):
+            if not isinstance(given, int) or isinstance(given, bool) or given < least:
+                raise ValueError(f"{name}={given!r} is not allowed: a whole number of tokens, at least {least}")
         plan = []
         for name, stack in self.named_modules():
             if not isinstance(stack, RelPosStack):
@@ -84,7 +90,10 @@ class RelPosPreTrainedModel(PreTrainedModel):
             config, like = stack.config, next(stack.parameters())
             seen = (cached, cached + length, 0) if config.causal and cached else None
             window = getattr(config, "sliding_window", None)
-            positions = build_positions((1, length), like, causal=config.causal, window=window, cached=seen)
+            slots = cached if not config.causal and getattr(config, "mem_len", 0) else 0
+            positions = build_positions(
+                (1, length), like, causal=config.causal, window=window, cached=seen, memory_slots=slots
+            )
             prepared = stack.prepare(positions)
             named = zip(layer_schemes(config), stack.schemes_of_layers(), strict=True)
             for number, (scheme_name, scheme) in enumerate(named):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ TERMS = {
     "queries": ({"query_vectors", "key_offset", "distance_offset"}, ""),
     "keys and values": ({"bias", "key_vectors", "value_vectors"}, ""),
     "pairs": ({"value_vectors"}, "of both"),
+    "factors": ({"bias"}, "factors"),
 }
 
 
@@ -71,7 +73,7 @@ def whole_factor(drawn: list[Any], queries: int, keys: int) -> torch.Tensor:
     """The factors of all blocks as `(batch, heads, query, key)`."""
     whole = torch.zeros(HEADS, BATCH, queries, keys, dtype=torch.float64)
     for block, factor in drawn:
-        whole[:, :, block.rows, block.columns] = factor
+        whole[block.heads, :, block.rows, block.columns] = factor
     return whole.flip(-2).transpose(0, 1)
 
 
@@ -210,6 +212,21 @@ def test_recomputed_layers_drop_the_same(case: Case, masks: list[Any]) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
+def test_dropout_does_not_depend_on_how_heads_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor, then, on the number of threads, which may even change between forward and backward."""
+    positions, terms, states, leaves = scene("bias", causal=True)
+
+    def run(forward: int, backward: int) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        monkeypatch.setattr(attention_blocks, "AREA", forward)
+        found = blockwise_attention(*states, terms, positions, SCALE, RATE)
+        monkeypatch.setattr(attention_blocks, "AREA", backward)
+        return [found, *torch.autograd.grad(found.square().sum(), leaves)]
+
+    torch.testing.assert_close(run(0, 2**18), run(2**18, 0), **EXACT)
+
+
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("case", BLOCKED)
 @torch.no_grad()
 def test_evaluation_drops_nothing(case: Case, masks: list[Any]) -> None:
@@ -261,6 +278,22 @@ def test_error_of_blocks(case: Case, precision: str) -> None:
     assert found.dtype == other.dtype
     assert error([found], [exact]) < 2 * error([other], [exact])
     assert error(gradients, exact_gradients) < 2 * error(others, exact_gradients) + floor
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["bias", "keys and values"])
+@pytest.mark.parametrize("rate", [0.0, RATE])
+def test_score_gradients_of_a_row_cancel(name: str, rate: float, dtype: torch.dtype) -> None:
+    """In half precision too, though outputs are rounded: else what sums them over distances gathers the remainders."""
+    positions, terms, states, _ = scene(name, causal=True)
+    bias = terms.bias.detach().float().requires_grad_()
+    vectors = {part: getattr(terms, part) for part in ("key_vectors", "value_vectors")}
+    terms = replace(terms, bias=bias, **{part: None if v is None else v.to(dtype) for part, v in vectors.items()})
+    states = [state.detach().to(dtype).requires_grad_() for state in states]
+    found = blockwise_attention(*states, terms, positions, SCALE, rate)
+    gradient = torch.autograd.grad(found.square().sum(), bias)[0]
+    assert gradient.sum(-1).abs().max() < 1e-4 < gradient.abs().max()
 
 
 @pytest.mark.usefixtures("small_blocks")
