@@ -219,7 +219,7 @@ def test_the_plan_is_what_happens(case: Case, fields: dict[str, str], monkeypatc
 def test_the_plan_counts_what_comes_before() -> None:
     """Tokens in a cache or a memory make pairs enough for blocks; a number of tokens that is none is refused."""
     for family, fields in (("decoder", {}), ("encoder", {"mem_len": 2000})):
-        model = Case(family, "t5").model(attn_implementation=None, **fields)
+        model = Case(family, "t5", {}).model(attn_implementation=None, **fields)
         paths = [[layer["path"] for layer in model.attention_plan(9, cached=cached)] for cached in (0, 2000)]
         assert paths == [["dense"] * 2, ["blockwise"] * 2]
         for length, cached in ((0, 0), (2.5, 0), ("8", 0), (True, 0), (4, -1)):
