@@ -36,7 +36,8 @@ def rotate(states: torch.Tensor, rotation: Rotation, interleaved: bool) -> torch
     turned, rest = states.split([2 * cos.shape[-1], states.shape[-1] - 2 * cos.shape[-1]], -1)
     first, second = turned.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, -1)
     pair = torch.stack([first * cos - second * sin, second * cos + first * sin], -1 if interleaved else -2)
-    return torch.cat([pair.flatten(-2), rest], -1)
+    whole = pair.flatten(-2)
+    return torch.cat([whole, rest], -1) if rest.shape[-1] else whole
 
 
 class RoPE(PositionScheme):
