@@ -47,11 +47,6 @@ class Parts(NamedTuple):
     key_offset: torch.Tensor | None
     distance_offset: torch.Tensor | None
 
-    @property
-    def fuses(self) -> bool:
-        """Whether the fused kernel can do the forward pass: it takes a mask, but gives no probabilities."""
-        return self.value_vectors is None and self.query.device.type == "cpu"
-
     def cut(self, block: "Block") -> "Parts":
         """What one block is computed from: its queries, keys and values, and the tables of its heads, whole."""
         query, key, value, *tables = (_of_heads(part, block.heads) for part in self)
@@ -103,6 +98,11 @@ class Block(NamedTuple):
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+
+
+def fusible(parts: Parts, plan: Plan) -> bool:
+    """Whether the fused kernel can do the forward pass: it takes a mask, but gives no probabilities and drops none."""
+    return parts.value_vectors is None and not plan.dropout and parts.query.device.type == "cpu"
 
 
 def reads_view(parts: Parts, plan: Plan, fuses: bool) -> bool:

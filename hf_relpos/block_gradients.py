@@ -15,6 +15,7 @@ from .attention_blocks import cut_heads
 from .attention_blocks import dense_part
 from .attention_blocks import distance_query
 from .attention_blocks import factors_of
+from .attention_blocks import fusible
 from .attention_blocks import kept
 from .attention_blocks import whole_scores
 from .diagonals import add_matmul
@@ -74,7 +75,7 @@ class _Gradients:
     def fuses(self) -> bool:
         """Whether the kernel's own backward pass will do: nothing is learned from the scores but queries and keys."""
         asked = (self.sums.bias, self.parts.query_vectors, self.parts.key_vectors, self.plan.dense, self.plan.factors)
-        return self.parts.fuses and not self.plan.dropout and all(part is None for part in asked)
+        return fusible(self.parts, self.plan) and all(part is None for part in asked)
 
     def add_rows(self, rows: Block) -> None:
         """Add what one block of all heads gives."""

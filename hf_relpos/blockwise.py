@@ -19,6 +19,7 @@ from .attention_blocks import cut_blocks
 from .attention_blocks import cut_heads
 from .attention_blocks import dense_part
 from .attention_blocks import factors_of
+from .attention_blocks import fusible
 from .attention_blocks import kept
 from .attention_blocks import whole_scores
 from .block_gradients import blockwise_gradients
@@ -34,7 +35,7 @@ def _attend(
     parts: Parts, plan: Plan, block: Block, scores: torch.Tensor, scratch: Scratch
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output `(heads, batch, rows, head_dim)` and log-sum-exp `(heads, batch, rows)` of one block."""
-    if parts.fuses and not plan.dropout:
+    if fusible(parts, plan):
         mask = scores.expand(*parts.query.shape[:2], -1, -1)
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             content_query(parts, plan), parts.key, parts.value, 0.0, False, attn_mask=mask, scale=1.0
@@ -62,7 +63,7 @@ class _Blockwise(torch.autograd.Function):
         output = torch.empty(*query.shape[:-1], value.shape[-1], dtype=value.dtype, device=value.device)
         lse = torch.empty(query.shape[:-1], dtype=torch.promote_types(value.dtype, torch.float32), device=value.device)
         scratch = Scratch(query)
-        fuses = parts.fuses and not plan.dropout
+        fuses = fusible(parts, plan)
         for rows in cut_blocks(parts, plan, fuses):
             factors = factors_of(learned, plan, rows)
             for block in cut_heads(rows, parts, plan, fuses):

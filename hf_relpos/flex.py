@@ -7,6 +7,7 @@ reads queries or keys, FlexAttention is given one dense bias (`attention.py`).
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 from transformers.integrations.flex_attention import compile_friendly_flex_attention
 
 from .positions import Positions
@@ -47,7 +48,18 @@ def flex_by_distance(
         value,
         training,
         score_mod=None if bias is None else looked_up,
-        block_mask=positions.block_mask,
+        block_mask=positions.once(_block_mask),
         scale=scale,
     )
     return output.transpose(1, 2)
+
+
+def _block_mask(positions: Positions) -> Any:
+    """Who sees whom, in blocks of which the kernel skips those that nobody sees."""
+    visible = positions.visible
+    batch, _, queries, keys = visible.shape
+
+    def seen(row: Any, head: Any, query: Any, key: Any) -> Any:
+        return visible[row if batch > 1 else 0, 0, query, key]
+
+    return create_block_mask(seen, batch if batch > 1 else None, None, queries, keys, device=visible.device)

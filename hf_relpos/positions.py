@@ -271,16 +271,3 @@ class Positions:
         ahead = torch.zeros_like(back) if self.causal else self.key.shape[1] - 1 - back
         furthest = torch.maximum(back, ahead)
         return furthest if self.window is None else furthest.clamp(max=self.window - 1)
-
-    @lazy
-    def block_mask(self) -> Any:
-        """Who sees whom for FlexAttention, in blocks of which its kernel skips those that nobody sees."""
-        from torch.nn.attention.flex_attention import create_block_mask  # takes long to import
-
-        visible = self.visible
-        batch, _, queries, keys = visible.shape
-
-        def seen(row: Any, head: Any, query: Any, key: Any) -> Any:
-            return visible[row if batch > 1 else 0, 0, query, key]
-
-        return create_block_mask(seen, batch if batch > 1 else None, None, queries, keys, device=visible.device)

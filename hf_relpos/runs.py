@@ -12,7 +12,7 @@ import torch
 from .positions import Positions
 
 ROW_PAIRS = 2**16
-"""Query-key pairs from which a row of the batch is worth a pass of its own (measured, tests/benchmarks)."""
+"""Query-key pairs from which a row of the batch has a pass of its own."""
 
 
 def labels_of(key_valid: torch.Tensor | None, key_document: torch.Tensor | None) -> torch.Tensor | None:
@@ -81,11 +81,11 @@ def groups_of_rows(positions: Positions) -> list[tuple[torch.Tensor | None, Posi
     whole = (labels == labels[:, :1]).all(1) & (labels[:, 0] >= 0)
     alone = positions.query.shape[1] * labels.shape[1] >= ROW_PAIRS
     group = torch.unique(labels, dim=0, return_inverse=True)[1].masked_fill(whole, -1) if alone else (~whole).long()
+    limits = {name: getattr(positions, name) for name in ("key_valid", "query_document", "key_document")}
     found = []
     for number in group.unique().tolist():
         rows = (group == number).nonzero()[:, 0]
         chosen = rows[:1] if alone else rows
-        limits = {name: getattr(positions, name) for name in ("key_valid", "query_document", "key_document")}
         limited = {name: None if part is None else part.expand(len(group), -1)[chosen] for name, part in limits.items()}
         found.append((rows, positions.without_limits if bool(whole[rows[0]]) else replace(positions, **limited)))
     return found if len(found) > 1 else [(None, found[0][1])]

@@ -1,7 +1,7 @@
 """Memory that one block of attention leaves to the next.
 
 A block's tensors are as large as a processor's cache and live for a moment; fresh memory for each of them costs more than what
-is computed in it (tests/benchmarks).
+is computed in it.
 """
 
 import math
