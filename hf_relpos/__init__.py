@@ -1,4 +1,11 @@
-"""Position schemes as one config field, with segment memory, for Hugging Face transformers."""
+"""Position schemes as one config field, with segment memory, for Hugging Face transformers.
+
+`hf_relpos/model/` holds the files that travel with the weights, and nothing else; the other folders need the extras of the
+package (`pip install hf_relpos[train]`).
+"""
+
+from typing import TYPE_CHECKING
+from typing import Any
 
 from transformers import AutoConfig
 from transformers import AutoModel
@@ -12,24 +19,27 @@ from transformers import AutoModelForSequenceClassification
 from transformers import AutoModelForTokenClassification
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .configuration_relpos import RelPosDecoderConfig
-from .configuration_relpos import RelPosEncoderConfig
-from .configuration_relpos_seq2seq import RelPosSeq2SeqConfig
-from .modeling_relpos import RelPosDecoderForCausalLM
-from .modeling_relpos import RelPosDecoderForSequenceClassification
-from .modeling_relpos import RelPosDecoderForTokenClassification
-from .modeling_relpos import RelPosDecoderModel
-from .modeling_relpos import RelPosEncoderForMaskedLM
-from .modeling_relpos import RelPosEncoderForMultipleChoice
-from .modeling_relpos import RelPosEncoderForPermutationLM
-from .modeling_relpos import RelPosEncoderForQuestionAnswering
-from .modeling_relpos import RelPosEncoderForSequenceClassification
-from .modeling_relpos import RelPosEncoderForTokenClassification
-from .modeling_relpos import RelPosEncoderModel
-from .modeling_relpos_seq2seq import RelPosSeq2SeqForConditionalGeneration
-from .modeling_relpos_seq2seq import RelPosSeq2SeqModel
-from .schemes import SCHEMES
-from .segment_memory import SegmentMemory
+from .model.configuration_relpos import RelPosDecoderConfig
+from .model.configuration_relpos import RelPosEncoderConfig
+from .model.configuration_relpos_seq2seq import RelPosSeq2SeqConfig
+from .model.modeling_relpos import RelPosDecoderForCausalLM
+from .model.modeling_relpos import RelPosDecoderForSequenceClassification
+from .model.modeling_relpos import RelPosDecoderForTokenClassification
+from .model.modeling_relpos import RelPosDecoderModel
+from .model.modeling_relpos import RelPosEncoderForMaskedLM
+from .model.modeling_relpos import RelPosEncoderForMultipleChoice
+from .model.modeling_relpos import RelPosEncoderForPermutationLM
+from .model.modeling_relpos import RelPosEncoderForQuestionAnswering
+from .model.modeling_relpos import RelPosEncoderForSequenceClassification
+from .model.modeling_relpos import RelPosEncoderForTokenClassification
+from .model.modeling_relpos import RelPosEncoderModel
+from .model.modeling_relpos_seq2seq import RelPosSeq2SeqForConditionalGeneration
+from .model.modeling_relpos_seq2seq import RelPosSeq2SeqModel
+from .model.scheme_registry import SCHEMES
+from .model.segment_memory import SegmentMemory
+
+if TYPE_CHECKING:
+    from .training.segment_trainer import SegmentTrainer
 
 __version__ = "0.1.0"
 
@@ -52,8 +62,18 @@ __all__ = [
     "RelPosSeq2SeqForConditionalGeneration",
     "RelPosSeq2SeqModel",
     "SegmentMemory",
+    "SegmentTrainer",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `SegmentTrainer` at its first use: it needs `accelerate`, which the models do without."""
+    if name == "SegmentTrainer":
+        from .training.segment_trainer import SegmentTrainer
+
+        return SegmentTrainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _register() -> None:

@@ -21,7 +21,7 @@ from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForMaskedLM
 from hf_relpos import RelPosEncoderModel
-from hf_relpos.schemes import scheme_class
+from hf_relpos.model.scheme_registry import scheme_class
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from parity import SIZES
 from parity import randomised
 
 import hf_relpos
+from hf_relpos.conversion.api import convert_checkpoint
 from hf_relpos.conversion.folder import build_model
-from hf_relpos.convert import convert_checkpoint
 
 WIDE = {**SIZES, "intermediate_size": 60}
 BERT = {**WIDE, "max_position_embeddings": 16}

@@ -13,7 +13,7 @@ from matrix import sharpen
 from hf_relpos import RelPosSeq2SeqConfig
 from hf_relpos import RelPosSeq2SeqForConditionalGeneration
 from hf_relpos import RelPosSeq2SeqModel
-from hf_relpos.schemes import scheme_class
+from hf_relpos.model.scheme_registry import scheme_class
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 SOURCE, TARGET = 9, 6

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from hf_relpos.position_builder import build_positions
-from hf_relpos.positions import Positions
-from hf_relpos.score_terms import Factors
-from hf_relpos.score_terms import ScoreTerms
+from hf_relpos.model.position_builder import build_positions
+from hf_relpos.model.positions import Positions
+from hf_relpos.model.scheme_terms import Factors
+from hf_relpos.model.scheme_terms import ScoreTerms
 
 HEADS, SIZE = 4, 3
 SCALE = 0.7

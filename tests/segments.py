@@ -7,8 +7,8 @@ from transformers import TrainingArguments
 from hf_relpos import SCHEMES
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderForCausalLM
-from hf_relpos.blocks import cut_blocks
-from hf_relpos.segment_trainer import SegmentTrainer
+from hf_relpos.data.packing import cut_blocks
+from hf_relpos.training.segment_trainer import SegmentTrainer
 
 VOCABULARY, END = 37, 36
 MEMORY_SCHEMES = [name for name, scheme in SCHEMES.items() if not {"causal", "memory"} & scheme.refuses.keys()] + ["rope+t5"]

@@ -14,9 +14,9 @@ from matrix import Case
 from matrix import cases
 from matrix import ids_of
 
-from hf_relpos import attention
-from hf_relpos import attention_blocks
-from hf_relpos.schemes import scheme_class
+from hf_relpos.model import attention
+from hf_relpos.model import blockwise_forward
+from hf_relpos.model.scheme_registry import scheme_class
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 ROPE = Case("decoder", "rope", {})
@@ -83,7 +83,7 @@ def test_sdpa(case: Case, fields: dict[str, int]) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of four queries, however few pairs there are."""
-    monkeypatch.setattr(attention_blocks, "BLOCK", 4)
+    monkeypatch.setattr(blockwise_forward, "BLOCK", 4)
     monkeypatch.setattr(attention, "MIN_PAIRS", 0)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_relpos import attention
+from hf_relpos.model import attention
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "tests" / "benchmarks"

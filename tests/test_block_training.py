@@ -22,11 +22,11 @@ from plain_attention import positions_of
 from plain_attention import random_states
 from plain_attention import random_terms
 
-from hf_relpos import attention_blocks
-from hf_relpos import block_gradients
-from hf_relpos import blockwise
-from hf_relpos.blockwise import blockwise_attention
-from hf_relpos.schemes import scheme_class
+from hf_relpos.model import blockwise_attention as blockwise
+from hf_relpos.model import blockwise_backward
+from hf_relpos.model import blockwise_forward
+from hf_relpos.model.blockwise_attention import blockwise_attention
+from hf_relpos.model.scheme_registry import scheme_class
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 LONG = 140
@@ -47,7 +47,7 @@ TERMS = {
 @pytest.fixture
 def small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(attention_blocks, "BLOCK", 4)
+        patching.setattr(blockwise_forward, "BLOCK", 4)
         patching.setattr(blockwise, "BLOCK", 4)
         yield
 
@@ -56,7 +56,7 @@ def small_blocks() -> Iterator[None]:
 def masks() -> Iterator[list[Any]]:
     """The block and the factor of each draw of dropout, forward and backward, in order."""
     drawn: list[Any] = []
-    draw = attention_blocks.kept
+    draw = blockwise_forward.kept
 
     def remember(plan: Any, block: Any, weights: torch.Tensor) -> torch.Tensor | None:
         factor = draw(plan, block, weights)
@@ -64,7 +64,7 @@ def masks() -> Iterator[list[Any]]:
         return factor
 
     with pytest.MonkeyPatch.context() as patching:
-        for module in (blockwise, block_gradients):
+        for module in (blockwise, blockwise_backward):
             patching.setattr(module, "kept", remember)
         yield drawn
 
@@ -218,9 +218,9 @@ def test_dropout_does_not_depend_on_how_heads_are_cut(monkeypatch: pytest.Monkey
 
     def run(forward: int, backward: int) -> list[torch.Tensor]:
         torch.manual_seed(5)
-        monkeypatch.setattr(attention_blocks, "AREA", forward)
+        monkeypatch.setattr(blockwise_forward, "AREA", forward)
         found = blockwise_attention(*states, terms, positions, SCALE, RATE)
-        monkeypatch.setattr(attention_blocks, "AREA", backward)
+        monkeypatch.setattr(blockwise_forward, "AREA", backward)
         return [found, *torch.autograd.grad(found.square().sum(), leaves)]
 
     torch.testing.assert_close(run(0, 2**18), run(2**18, 0), **EXACT)

@@ -24,14 +24,14 @@ from plain_attention import positions_of
 from plain_attention import random_states
 from plain_attention import random_terms
 
-from hf_relpos import attention
-from hf_relpos import attention_blocks
-from hf_relpos import blockwise
-from hf_relpos import key_products
-from hf_relpos import runs
-from hf_relpos.attention import repeat_heads
-from hf_relpos.blockwise import blockwise_attention
-from hf_relpos.schemes import scheme_class
+from hf_relpos.model import attention
+from hf_relpos.model import blockwise_attention as blockwise
+from hf_relpos.model import blockwise_forward
+from hf_relpos.model import blockwise_key_terms
+from hf_relpos.model import blockwise_masking
+from hf_relpos.model.attention import repeat_heads
+from hf_relpos.model.blockwise_attention import blockwise_attention
+from hf_relpos.model.scheme_registry import scheme_class
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 steady = settings(deadline=None, derandomize=True)
@@ -46,11 +46,11 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 
 def cut_into(patching: pytest.MonkeyPatch, block: int, tile: int = 32, area: int = 2**18) -> None:
     """Set the size of blocks and tiles, and let blocks be used for however few pairs."""
-    patching.setattr(attention_blocks, "AREA", area)
-    patching.setattr(attention_blocks, "BLOCK", block)
-    patching.setattr(attention_blocks, "WIDE", 2 * block)
+    patching.setattr(blockwise_forward, "AREA", area)
+    patching.setattr(blockwise_forward, "BLOCK", block)
+    patching.setattr(blockwise_forward, "WIDE", 2 * block)
     patching.setattr(blockwise, "BLOCK", block)
-    patching.setattr(key_products, "TILE", tile)
+    patching.setattr(blockwise_key_terms, "TILE", tile)
     patching.setattr(attention, "MIN_PAIRS", 0)
 
 
@@ -128,7 +128,7 @@ def test_any_terms(
     wanted = plain_attention((query, key, value), terms, positions)
     with pytest.MonkeyPatch.context() as patching:
         cut_into(patching, block, tile, area)
-        patching.setattr(runs, "ROW_PAIRS", 0 if apart else 2**16)
+        patching.setattr(blockwise_masking, "ROW_PAIRS", 0 if apart else 2**16)
         patching.setattr(torch, "get_num_threads", lambda: threads)
         found = blockwise_attention(query, key, value, terms, positions, SCALE)
         torch.testing.assert_close(found, wanted, **EXACT)

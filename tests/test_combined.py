@@ -16,9 +16,9 @@ from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosSeq2SeqConfig
-from hf_relpos.comparison import choices
-from hf_relpos.optimization import split_parameters
-from hf_relpos.schemes import scheme_class
+from hf_relpos.commands.compare import choices
+from hf_relpos.model.scheme_registry import scheme_class
+from hf_relpos.training.optimizer import split_parameters
 
 REFUSED = {
     "rope+xpos": "both turn queries and keys",

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from hf_relpos.__main__ import main
-from hf_relpos.comparison import as_markdown
-from hf_relpos.comparison import choices
-from hf_relpos.comparison import summarise
-from hf_relpos.schemes import SCHEMES
+from hf_relpos.commands.compare import as_markdown
+from hf_relpos.commands.compare import choices
+from hf_relpos.commands.compare import summarise
+from hf_relpos.model.scheme_registry import SCHEMES
 
 
 def test_choices_are_all_combinations() -> None:

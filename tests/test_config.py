@@ -16,8 +16,8 @@ import hf_relpos
 from hf_relpos import SCHEMES
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosEncoderConfig
-from hf_relpos.scheme_base import Parameter
-from hf_relpos.schemes import scheme_parameters
+from hf_relpos.model.scheme_base import Parameter
+from hf_relpos.model.scheme_registry import scheme_parameters
 
 SMALL = {"num_hidden_layers": 2}
 LIST = ["rope", "t5"]

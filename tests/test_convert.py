@@ -26,9 +26,9 @@ from test_hub import SERVER
 from test_hub import TOKEN
 from test_hub import run_python
 
+from hf_relpos.conversion.api import convert_checkpoint
+from hf_relpos.conversion.api import convert_folder
 from hf_relpos.conversion.vocabulary import word_tokenizer
-from hf_relpos.convert import convert_checkpoint
-from hf_relpos.convert import convert_folder
 
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -205,7 +205,7 @@ def test_what_a_converted_folder_holds(tmp_path: pathlib.Path) -> None:
     word_tokenizer(["<unk>", "a", "b"]).save_pretrained(tmp_path / "original")
     report = convert_folder(str(tmp_path / "original"), tmp_path / "converted")
     folder = tmp_path / "converted"
-    assert {"modeling_relpos.py", "configuration_relpos.py", "schemes.py"} <= {path.name for path in folder.iterdir()}
+    assert {"modeling_relpos.py", "configuration_relpos.py", "scheme_registry.py"} <= {path.name for path in folder.iterdir()}
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.bfloat16 and model.generation_config.eos_token_id == [3, 4]
     assert transformers.AutoTokenizer.from_pretrained(folder)("b a c").input_ids == [2, 1, 0]

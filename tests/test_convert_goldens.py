@@ -12,7 +12,7 @@ from goldens import memories
 
 import hf_relpos
 from hf_relpos import SegmentMemory
-from hf_relpos.convert import convert_checkpoint
+from hf_relpos.conversion.api import convert_checkpoint
 
 Weights = dict[str, torch.Tensor]
 OLD = ("transfoxl_hf_div1", "transfoxl_hf_div1_clamp", "transfoxl_hf_adaptive_div2")

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from safetensors.torch import save_file
 
 from hf_relpos.__main__ import main
-from hf_relpos.convert import convert_checkpoint
-from hf_relpos.convert import convert_folder
+from hf_relpos.conversion.api import convert_checkpoint
+from hf_relpos.conversion.api import convert_folder
 
 TINY = {"vocab_size": 37, "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "intermediate_size": 20}
 LLAMA = {**TINY, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}

@@ -13,7 +13,7 @@ from matrix import ids_of
 from originals import converted
 from safetensors.torch import save_file
 
-from hf_relpos.convert import convert_folder
+from hf_relpos.conversion.api import convert_folder
 
 Weights = dict[str, torch.Tensor]
 SIZES = {

@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from hf_relpos.arguments import DataArguments
-from hf_relpos.blocks import IGNORED
-from hf_relpos.blocks import MaskingCollator
-from hf_relpos.blocks import count_bytes
-from hf_relpos.blocks import cut_blocks
-from hf_relpos.blocks import mask_once
-from hf_relpos.blocks import pack
-from hf_relpos.blocks import pack_stream
-from hf_relpos.data import describe_documents
-from hf_relpos.data import load_documents
-from hf_relpos.data import load_files
-from hf_relpos.data import load_text
-from hf_relpos.data import stdlib_files
-from hf_relpos.tokenization import build_byte_tokenizer
+from hf_relpos.data.packing import IGNORED
+from hf_relpos.data.packing import MaskingCollator
+from hf_relpos.data.packing import count_bytes
+from hf_relpos.data.packing import cut_blocks
+from hf_relpos.data.packing import mask_once
+from hf_relpos.data.packing import pack
+from hf_relpos.data.packing import pack_stream
+from hf_relpos.data.sources import describe_documents
+from hf_relpos.data.sources import load_documents
+from hf_relpos.data.sources import load_files
+from hf_relpos.data.sources import load_text
+from hf_relpos.data.sources import stdlib_files
+from hf_relpos.data.tokenizers import build_byte_tokenizer
+from hf_relpos.training.arguments import DataArguments
 
 TOKENIZER = build_byte_tokenizer()
 END = TOKENIZER.eos_token_id

@@ -14,7 +14,7 @@ from matrix import sharpen
 from transformers import DynamicCache
 from transformers import StaticCache
 
-from hf_relpos import position_builder
+from hf_relpos.model import position_builder
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 PORTIONS = {"tokens": [1] * 11, "chunks": [3, 1, 5, 2], "prompt": [8, 1, 1, 1]}

@@ -13,11 +13,11 @@ from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderModel
-from hf_relpos.position_builder import build_positions
-from hf_relpos.positions import relative_shift
-from hf_relpos.schemes_bias import alibi_slopes
-from hf_relpos.schemes_bias import t5_bucket
-from hf_relpos.schemes_disentangled import deberta_bucket
+from hf_relpos.model.position_builder import build_positions
+from hf_relpos.model.positions import relative_shift
+from hf_relpos.model.scheme_bias import alibi_slopes
+from hf_relpos.model.scheme_bias import t5_bucket
+from hf_relpos.model.scheme_deberta import deberta_bucket
 
 SIZES = {
     "vocab_size": 50,

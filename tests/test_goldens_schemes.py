@@ -15,12 +15,12 @@ from test_goldens import layer_of
 
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderForCausalLM
-from hf_relpos import schemes_rotary
-from hf_relpos.position_builder import build_positions
-from hf_relpos.scheme_base import PositionScheme
-from hf_relpos.schemes import build_scheme
-from hf_relpos.score_terms import ScoreTerms
-from hf_relpos.score_terms import dense_bias
+from hf_relpos.model import scheme_rotary
+from hf_relpos.model.position_builder import build_positions
+from hf_relpos.model.scheme_base import PositionScheme
+from hf_relpos.model.scheme_registry import build_scheme
+from hf_relpos.model.scheme_terms import ScoreTerms
+from hf_relpos.model.scheme_terms import dense_bias
 
 Weights = dict[str, torch.Tensor]
 
@@ -183,7 +183,7 @@ def test_x_transformers(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
         position_parameters=parameters, mem_len=7 if case == "rotary_xl" else 0, sliding_window=None,
     )  # fmt: skip
     rounded = weights["attn_layers.rotary_pos_emb.inv_freq"].detach()
-    monkeypatch.setattr(schemes_rotary, "frequencies", lambda *args: rounded)
+    monkeypatch.setattr(scheme_rotary, "frequencies", lambda *args: rounded)
     model, mapped = RelPosDecoderForCausalLM(config).double().eval(), xt_weights(weights)
     assert mapped.keys() == dict(model.named_parameters()).keys()
     inputs, memory, outputs = reader.inputs(case)["x"], None, {}

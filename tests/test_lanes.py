@@ -5,10 +5,10 @@ import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
-from hf_relpos.blocks import IGNORED
-from hf_relpos.blocks import cut_blocks
-from hf_relpos.lanes import LaneView
-from hf_relpos.lanes import Streams
+from hf_relpos.data.lanes import LaneView
+from hf_relpos.data.lanes import Streams
+from hf_relpos.data.packing import IGNORED
+from hf_relpos.data.packing import cut_blocks
 
 
 def documents(*lengths):

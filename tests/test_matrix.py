@@ -17,7 +17,7 @@ from matrix import visibility
 from hf_relpos import SCHEMES
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderModel
-from hf_relpos.schemes import scheme_class
+from hf_relpos.model.scheme_registry import scheme_class
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 HYBRIDS = {

@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM
 from transformers import EvalPrediction
 
 from hf_relpos import RelPosDecoderConfig
-from hf_relpos.evaluation import language_model_metrics
-from hf_relpos.evaluation import perplexity
-from hf_relpos.evaluation import position_bound
-from hf_relpos.evaluation import score_rows
+from hf_relpos.data.tokenizers import build_byte_tokenizer
+from hf_relpos.evaluation.language_model import language_model_metrics
+from hf_relpos.evaluation.language_model import perplexity
+from hf_relpos.evaluation.language_model import position_bound
+from hf_relpos.evaluation.language_model import score_rows
 from hf_relpos.metrics import compute_metric
 from hf_relpos.metrics import load_metric
-from hf_relpos.tokenization import build_byte_tokenizer
 
 TOKENIZER = build_byte_tokenizer()
 

@@ -7,7 +7,7 @@ import torch
 
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderForCausalLM
-from hf_relpos.optimization import OptimizerFactory
+from hf_relpos.training.optimizer import OptimizerFactory
 
 
 def small_model() -> RelPosDecoderForCausalLM:

@@ -20,7 +20,7 @@ from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2Ber
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForMaskedLM
 from hf_relpos import RelPosEncoderModel
-from hf_relpos.position_builder import build_positions
+from hf_relpos.model.position_builder import build_positions
 
 
 def test_bert() -> None:

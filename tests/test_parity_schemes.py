@@ -14,9 +14,9 @@ from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderModel
-from hf_relpos.position_builder import build_positions
-from hf_relpos.positions import Positions
-from hf_relpos.schemes import build_scheme
+from hf_relpos.model.position_builder import build_positions
+from hf_relpos.model.positions import Positions
+from hf_relpos.model.scheme_registry import build_scheme
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 

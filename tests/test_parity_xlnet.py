@@ -14,7 +14,7 @@ from test_permutation import hidden_by
 from test_permutation import order_of
 from test_permutation import rows_of
 
-from hf_relpos.convert import convert_checkpoint
+from hf_relpos.conversion.api import convert_checkpoint
 
 PREDICT = torch.tensor([[7, 1, 4], [10, 0, 3]])
 FLOAT64 = {"rtol": 1e-9, "atol": 1e-9}

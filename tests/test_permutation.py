@@ -21,8 +21,8 @@ from hf_relpos import RelPosEncoderForMaskedLM
 from hf_relpos import RelPosEncoderForPermutationLM
 from hf_relpos import RelPosEncoderForSequenceClassification
 from hf_relpos import RelPosEncoderModel
-from hf_relpos.position_builder import build_positions
-from hf_relpos.streams import query_positions
+from hf_relpos.model.position_builder import build_positions
+from hf_relpos.model.position_two_stream import query_positions
 
 TARGETS = torch.tensor([[7, 1, 4], [10, 0, 3]])
 RELATIVE = [given for given in cases("encoder") if given.values[0].scheme not in ("sinusoidal", "learned_absolute")]

@@ -10,7 +10,7 @@ from transformers import DataCollatorForPermutationLanguageModeling
 
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForPermutationLM
-from hf_relpos.tokenization import build_byte_tokenizer
+from hf_relpos.data.tokenizers import build_byte_tokenizer
 
 TOKENIZER = build_byte_tokenizer()
 TEXT = "the cat sat on the mat; the dog sat on the log. "

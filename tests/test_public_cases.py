@@ -14,9 +14,9 @@ from hf_relpos import SCHEMES
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosSeq2SeqConfig
-from hf_relpos.positions import relative_shift
-from hf_relpos.schemes_bias import alibi_slopes
-from hf_relpos.schemes_bias import t5_bucket
+from hf_relpos.model.positions import relative_shift
+from hf_relpos.model.scheme_bias import alibi_slopes
+from hf_relpos.model.scheme_bias import t5_bucket
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CASES = ROOT.parent / "shared" / "cases"
@@ -61,17 +61,17 @@ def make_api():
             return relative_shift(x)
 
         def load_text(self, path, **kwargs):
-            from hf_relpos.data import load_text
+            from hf_relpos.data.sources import load_text
 
             return load_text(path)
 
         def chunk(self, lists, block):
-            from hf_relpos.blocks import cut_blocks
+            from hf_relpos.data.packing import cut_blocks
 
             return cut_blocks(lists, block, end=0)["input_ids"].tolist()
 
         def perplexity(self, model, tokenizer, texts, **kwargs):
-            from hf_relpos.evaluation import perplexity
+            from hf_relpos.evaluation.language_model import perplexity
 
             return perplexity(model, tokenizer, texts)
 

@@ -14,7 +14,7 @@ from hf_relpos import RelPosDecoderForCausalLM
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForMaskedLM
 from hf_relpos import RelPosEncoderForPermutationLM
-from hf_relpos.tokenization import build_byte_tokenizer
+from hf_relpos.data.tokenizers import build_byte_tokenizer
 
 ROOT = Path(__file__).parent.parent
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -12,9 +12,9 @@ from segments import make_trainer
 from test_segment_ddp import start
 from transformers import Trainer
 
-from hf_relpos.arguments import RunArguments
-from hf_relpos.run_folder import find_checkpoint
-from hf_relpos.segment_trainer import memory_file
+from hf_relpos.training.arguments import RunArguments
+from hf_relpos.training.run_folder import find_checkpoint
+from hf_relpos.training.segment_trainer import memory_file
 
 TEXT = make_table(segment_script.TRAINING)  # 72 blocks: 9 steps an epoch in 8 lanes
 FIELDS = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 14}

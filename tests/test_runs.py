@@ -6,9 +6,9 @@ import pytest
 import torch
 from plain_attention import positions_of
 
-from hf_relpos import runs
-from hf_relpos.runs import groups_of_rows
-from hf_relpos.runs import keys_seen_by
+from hf_relpos.model import blockwise_masking
+from hf_relpos.model.blockwise_masking import groups_of_rows
+from hf_relpos.model.blockwise_masking import keys_seen_by
 
 
 def seen(positions: Any, first: int, last: int) -> tuple[int, int, bool]:
@@ -62,7 +62,7 @@ def test_rows_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         return [group.tolist() for group, _ in groups_of_rows(positions) if group is not None]
 
     assert rows() == [[0, 4], [1, 2, 3]]
-    monkeypatch.setattr(runs, "ROW_PAIRS", 81)
+    monkeypatch.setattr(blockwise_masking, "ROW_PAIRS", 81)
     assert sorted(rows()) == [[0, 4], [1, 3], [2]]
     assert all(group.key_valid is None or group.key_valid.shape == (1, 9) for _, group in groups_of_rows(positions))
     assert groups_of_rows(positions_of(5, 9, causal=False)) == []

@@ -156,7 +156,7 @@ def test_folder_of_a_checkpoint_is_complete(folders: pathlib.Path) -> None:
     """The code stands in every checkpoint, not only in the last folder."""
     for part in ("model", "earlier"):
         names = {path.name for path in (folders / "decoder-trainer" / part).iterdir()}
-        assert {"modeling_relpos.py", "positions.py", "segment_memory.py", "schemes.py", "trainer_state.json"} <= names
+        assert {"modeling_relpos.py", "positions.py", "segment_memory.py", "scheme_registry.py", "trainer_state.json"} <= names
 
 
 @pytest.mark.parametrize("family", CONFIGS)

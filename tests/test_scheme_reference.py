@@ -4,12 +4,12 @@ import pathlib
 
 import pytest
 
-from hf_relpos.scheme_reference import combinations
-from hf_relpos.scheme_reference import kernel
-from hf_relpos.scheme_reference import page
-from hf_relpos.scheme_reference import replace_table
-from hf_relpos.scheme_reference import table
-from hf_relpos.schemes import SCHEMES
+from hf_relpos.commands.schemes import combinations
+from hf_relpos.commands.schemes import kernel
+from hf_relpos.commands.schemes import page
+from hf_relpos.commands.schemes import replace_table
+from hf_relpos.commands.schemes import table
+from hf_relpos.model.scheme_registry import SCHEMES
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 REMEDY = "run: python -m hf_relpos schemes docs/schemes --table README.md"

@@ -10,8 +10,8 @@ from matrix import ids_of
 
 from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderModel
-from hf_relpos.position_builder import build_positions
-from hf_relpos.score_terms import dense_bias
+from hf_relpos.model.position_builder import build_positions
+from hf_relpos.model.scheme_terms import dense_bias
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 

@@ -20,9 +20,9 @@ from transformers import TrainerCallback
 
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForMaskedLM
-from hf_relpos import segment_trainer
-from hf_relpos.blocks import IGNORED
-from hf_relpos.segment_trainer import SegmentTrainer
+from hf_relpos.data.packing import IGNORED
+from hf_relpos.training import segment_trainer
+from hf_relpos.training.segment_trainer import SegmentTrainer
 
 DOCUMENTS = make_documents(50, 3, 17, 40, 9, 1, 30)
 TEXT = make_table(make_documents(9, 200, 70, 300))  # 72 blocks of 8

@@ -19,11 +19,11 @@ from transformers import StaticCache
 
 from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderModel
-from hf_relpos import attention
-from hf_relpos import attention_blocks
-from hf_relpos.attention import RelPosCrossAttention
-from hf_relpos.position_builder import source_positions
-from hf_relpos.schemes import probabilities_reason
+from hf_relpos.model import attention
+from hf_relpos.model import blockwise_forward
+from hf_relpos.model.attention import RelPosCrossAttention
+from hf_relpos.model.position_builder import source_positions
+from hf_relpos.model.scheme_registry import probabilities_reason
 
 ROPE = Pair("rope", "rope")
 PORTIONS = {"tokens": [1] * TARGET, "chunks": [3, 1, 2], "prompt": [4, 1, 1]}
@@ -199,7 +199,7 @@ def test_cross_attention_by_hand(implementation: str, scaling: float) -> None:
 def test_sdpa(pair: Pair, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hidden states and every gradient, with norms before and after; blockwise wherever it can."""
     if path == "blockwise":
-        monkeypatch.setattr(attention_blocks, "BLOCK", 4)
+        monkeypatch.setattr(blockwise_forward, "BLOCK", 4)
         monkeypatch.setattr(attention, "MIN_PAIRS", 0)
     fields = {"attention_path": "dense" if path == "dense" else "auto"}
     for position in ("pre", "post"):

@@ -15,10 +15,12 @@ from transformers.dynamic_module_utils import get_imports
 from transformers.dynamic_module_utils import get_relative_import_files
 
 import hf_relpos
-from hf_relpos import modeling_relpos
-from hf_relpos import modeling_relpos_seq2seq
+from hf_relpos.model import modeling_relpos
+from hf_relpos.model import modeling_relpos_seq2seq
 
 PACKAGE = pathlib.Path(hf_relpos.__file__).parent
+MODEL = PACKAGE / "model"
+"""What ships, and nothing else."""
 MODELING = modeling_relpos_seq2seq.__file__
 """It imports all that any family ships."""
 SHIPPED = sorted({pathlib.Path(path) for path in [MODELING, *get_relative_import_files(MODELING)]})
@@ -74,7 +76,7 @@ def test_imports_of_shipped_files(path: pathlib.Path) -> None:
         "from .sub.positions import Positions",
         "from ..positions import Positions",
         "from .positions import *",
-        "from hf_relpos.positions import Positions",
+        "from hf_relpos.model.positions import Positions",
         "import hf_relpos",
         "import einops",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from datasets import Dataset",
@@ -97,21 +99,14 @@ def test_the_copier_finds_exactly_the_siblings() -> None:
     for path in SHIPPED:
         nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom) and node.level]
         assert {f"{node.module}.py" for node in nodes} <= names
-    assert all(path.parent == PACKAGE and path.exists() for path in SHIPPED)
-    schemes = {path.name for path in PACKAGE.glob("schemes*.py")}
-    core = {
-        "configuration_relpos.py",
-        "configuration_relpos_seq2seq.py",
-        "layers.py",
-        "modeling_relpos.py",
-        "modeling_relpos_seq2seq.py",
-        "attention.py",
-        "positions.py",
-        "segment_memory.py",
-        "scheme_base.py",
-    }
-    assert schemes | core <= names
-    assert not names & {"__init__.py", "training.py", "data.py", "arguments.py", "evaluation.py", "cards.py"}
+    assert set(SHIPPED) == {path for path in MODEL.iterdir() if path.suffix == ".py"}
+
+
+def test_the_folder_of_what_ships_is_what_save_pretrained_writes(tmp_path: pathlib.Path) -> None:
+    """A saved encoder-decoder carries all files of `hf_relpos/model`, under their names."""
+    config = hf_relpos.RelPosSeq2SeqConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, pad_token_id=0)
+    hf_relpos.RelPosSeq2SeqForConditionalGeneration(config).save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.py")} == {path.name for path in MODEL.glob("*.py")}
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
@@ -120,7 +115,7 @@ def test_the_import_scanner_asks_for_nothing_else(path: pathlib.Path) -> None:
     assert {name for name in get_imports(str(path)) if not is_allowed(name)} == set()
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
 def test_lengths(path: pathlib.Path) -> None:
     lines = path.read_text().count("\n")
     assert lines <= LONG_FILE.get(path.name, 300), f"{path.name} has {lines} lines"

@@ -12,11 +12,11 @@ from torch.nn.functional import cross_entropy
 from transformers import GPT2Config
 from transformers import GPT2LMHeadModel
 
-from hf_relpos.blocks import pack
-from hf_relpos.evaluation import evaluate_stream
-from hf_relpos.evaluation import evaluate_windows
-from hf_relpos.evaluation import perplexity
-from hf_relpos.tokenization import build_byte_tokenizer
+from hf_relpos.data.packing import pack
+from hf_relpos.data.tokenizers import build_byte_tokenizer
+from hf_relpos.evaluation.language_model import evaluate_stream
+from hf_relpos.evaluation.language_model import evaluate_windows
+from hf_relpos.evaluation.language_model import perplexity
 
 TOKENIZER = build_byte_tokenizer()
 TEXTS = ["the quick brown fox jumps over the lazy dog " * 2, "é", "0123456789" * 3, "abc", "<|endoftext|> is text"]

@@ -7,12 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from hf_relpos.tokenization import build_byte_tokenizer
-from hf_relpos.tokenization import end_token_id
-from hf_relpos.tokenization import load_tokenizer
-from hf_relpos.tokenization import pad_token_id
-from hf_relpos.tokenization import start_token_id
-from hf_relpos.tokenization import train_bpe_tokenizer
+from hf_relpos.data.tokenizers import build_byte_tokenizer
+from hf_relpos.data.tokenizers import end_token_id
+from hf_relpos.data.tokenizers import load_tokenizer
+from hf_relpos.data.tokenizers import pad_token_id
+from hf_relpos.data.tokenizers import start_token_id
+from hf_relpos.data.tokenizers import train_bpe_tokenizer
 
 TEXTS = ["the cat sat on the mat\n" * 20, "def cat(mat):\n    return the_cat\n" * 20, "émigré \u2028 😀"]
 BYTES, BPE = build_byte_tokenizer(), train_bpe_tokenizer(TEXTS, 280)

@@ -19,14 +19,14 @@ from transformers import Trainer
 
 from hf_relpos import SCHEMES
 from hf_relpos.__main__ import main as command
-from hf_relpos.arguments import ModelArguments
-from hf_relpos.arguments import computes_bf16
-from hf_relpos.arguments import parse_arguments
-from hf_relpos.arguments import read_yaml
-from hf_relpos.building import build_config
-from hf_relpos.training import main
-from hf_relpos.training import prepare
-from hf_relpos.training import run
+from hf_relpos.training.arguments import ModelArguments
+from hf_relpos.training.arguments import computes_bf16
+from hf_relpos.training.arguments import parse_arguments
+from hf_relpos.training.arguments import read_yaml
+from hf_relpos.training.model_setup import build_config
+from hf_relpos.training.run import main
+from hf_relpos.training.run import prepare
+from hf_relpos.training.run import run
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(60))

@@ -4,8 +4,6 @@ from typing import Any
 
 import torch
 
-from hf_relpos.configuration_relpos import RelPosDecoderConfig
-from hf_relpos.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.conversion.plan import Head
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
@@ -15,8 +13,10 @@ from hf_relpos.conversion.rules import Weights
 from hf_relpos.conversion.rules import leave
 from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import RelPosDecoderModel
-from hf_relpos.modeling_relpos import RelPosEncoderModel
+from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
+from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
+from hf_relpos.model.modeling_relpos import RelPosDecoderModel
+from hf_relpos.model.modeling_relpos import RelPosEncoderModel
 
 KINDS = {"absolute": "learned_absolute", "relative_key": "shaw", "relative_key_query": "shaw"}
 LAYER_RULES = [

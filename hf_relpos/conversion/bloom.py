@@ -1,13 +1,13 @@
 """BLOOM."""
 
-from hf_relpos.configuration_relpos import RelPosDecoderConfig
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.rules import Weights
 from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.rules import split_heads
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import RelPosDecoderModel
+from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
+from hf_relpos.model.modeling_relpos import RelPosDecoderModel
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:

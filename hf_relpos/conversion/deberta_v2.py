@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from hf_relpos.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.conversion.bert import LAYER_RULES
 from hf_relpos.conversion.bert import OTHER_HEADS
 from hf_relpos.conversion.bert import common_fields
@@ -13,7 +12,8 @@ from hf_relpos.conversion.rules import Weights
 from hf_relpos.conversion.rules import leave
 from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import RelPosEncoderModel
+from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
+from hf_relpos.model.modeling_relpos import RelPosEncoderModel
 
 NEW_HEAD = r"lm_predictions\.lm_head\."
 RULES = [

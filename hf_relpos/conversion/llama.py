@@ -1,6 +1,5 @@
 """Llama, and Mistral, which adds a sliding window."""
 
-from hf_relpos.configuration_relpos import RelPosDecoderConfig
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.plan import rotary_parameters
@@ -8,7 +7,8 @@ from hf_relpos.conversion.rules import Weights
 from hf_relpos.conversion.rules import leave
 from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import RelPosDecoderModel
+from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
+from hf_relpos.model.modeling_relpos import RelPosDecoderModel
 
 RULES = [
     move(r"embed_tokens\.weight", "embed_tokens.weight"),

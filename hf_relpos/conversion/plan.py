@@ -7,18 +7,18 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_relpos.configuration_relpos import RelPosConfig
 from hf_relpos.conversion.rules import Rule
 from hf_relpos.conversion.rules import Weights
 from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import RelPosDecoderForCausalLM
-from hf_relpos.modeling_relpos import RelPosDecoderForSequenceClassification
-from hf_relpos.modeling_relpos import RelPosDecoderForTokenClassification
-from hf_relpos.modeling_relpos import RelPosEncoderForMaskedLM
-from hf_relpos.modeling_relpos import RelPosEncoderForQuestionAnswering
-from hf_relpos.modeling_relpos import RelPosEncoderForTokenClassification
-from hf_relpos.schemes_rotary import RoPE
+from hf_relpos.model.configuration_relpos import RelPosConfig
+from hf_relpos.model.modeling_relpos import RelPosDecoderForCausalLM
+from hf_relpos.model.modeling_relpos import RelPosDecoderForSequenceClassification
+from hf_relpos.model.modeling_relpos import RelPosDecoderForTokenClassification
+from hf_relpos.model.modeling_relpos import RelPosEncoderForMaskedLM
+from hf_relpos.model.modeling_relpos import RelPosEncoderForQuestionAnswering
+from hf_relpos.model.modeling_relpos import RelPosEncoderForTokenClassification
+from hf_relpos.model.scheme_rotary import RoPE
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ from typing import Any
 
 import torch
 
-from hf_relpos.configuration_relpos import RelPosDecoderConfig
-from hf_relpos.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.conversion.bert import LAYER_RULES
 from hf_relpos.conversion.bert import OTHER_HEADS
 from hf_relpos.conversion.bert import common_fields
@@ -15,9 +13,11 @@ from hf_relpos.conversion.rules import Weights
 from hf_relpos.conversion.rules import leave
 from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import RelPosDecoderModel
-from hf_relpos.modeling_relpos import RelPosEncoderModel
-from hf_relpos.scheme_base import sinusoid
+from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
+from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
+from hf_relpos.model.modeling_relpos import RelPosDecoderModel
+from hf_relpos.model.modeling_relpos import RelPosEncoderModel
+from hf_relpos.model.scheme_base import sinusoid
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:

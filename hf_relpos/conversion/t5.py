@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from hf_relpos.configuration_relpos import RelPosEncoderConfig
-from hf_relpos.configuration_relpos_seq2seq import RelPosSeq2SeqConfig
 from hf_relpos.conversion.plan import Head
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import encoder_heads
@@ -13,9 +11,11 @@ from hf_relpos.conversion.rules import leave
 from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.rules import under
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import RelPosEncoderModel
-from hf_relpos.modeling_relpos_seq2seq import RelPosSeq2SeqForConditionalGeneration
-from hf_relpos.modeling_relpos_seq2seq import RelPosSeq2SeqModel
+from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
+from hf_relpos.model.configuration_relpos_seq2seq import RelPosSeq2SeqConfig
+from hf_relpos.model.modeling_relpos import RelPosEncoderModel
+from hf_relpos.model.modeling_relpos_seq2seq import RelPosSeq2SeqForConditionalGeneration
+from hf_relpos.model.modeling_relpos_seq2seq import RelPosSeq2SeqModel
 
 HEADS = leave(r"(classifier|classification_head|qa_outputs|lm_head)\..*", "a head that the converted model does not have")
 

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import torch
 
-from hf_relpos.adaptive import cluster_bounds
-from hf_relpos.configuration_relpos import RelPosDecoderConfig
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.rules import Rule
@@ -13,7 +11,9 @@ from hf_relpos.conversion.rules import Weights
 from hf_relpos.conversion.rules import leave
 from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import RelPosDecoderModel
+from hf_relpos.model.adaptive_softmax import cluster_bounds
+from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
+from hf_relpos.model.modeling_relpos import RelPosDecoderModel
 
 FIRST_MEMORY = (
     "the first segment has an empty memory, as in the paper's code; transformers gave it mem_len zeros, and attended "

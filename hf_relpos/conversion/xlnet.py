@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from hf_relpos.configuration_relpos import RelPosDecoderConfig
-from hf_relpos.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.conversion.plan import Head
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
@@ -12,9 +10,11 @@ from hf_relpos.conversion.rules import Weights
 from hf_relpos.conversion.rules import leave
 from hf_relpos.conversion.rules import move
 from hf_relpos.conversion.settings import Settings
-from hf_relpos.modeling_relpos import RelPosDecoderModel
-from hf_relpos.modeling_relpos import RelPosEncoderForPermutationLM
-from hf_relpos.modeling_relpos import RelPosEncoderModel
+from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
+from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
+from hf_relpos.model.modeling_relpos import RelPosDecoderModel
+from hf_relpos.model.modeling_relpos import RelPosEncoderForPermutationLM
+from hf_relpos.model.modeling_relpos import RelPosEncoderModel
 
 RULES = [
     move(r"word_embedding\.weight", "embed_tokens.weight"),

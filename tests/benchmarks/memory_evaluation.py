@@ -3,7 +3,7 @@
     python tests/benchmarks/memory_evaluation.py --output_dir runs/memory_evaluation
 
 The comparison of the Transformer-XL paper (arXiv 1901.02860, section 4.5): 4 layers, width 256, segments of 128.
-One arm reads the text once, as `hf_relpos.evaluation.evaluate_stream` does; the other passes over `attention length`
+One arm reads the text once, as `hf_relpos.evaluation.language_model.evaluate_stream` does; the other passes over `attention length`
 tokens for each token it predicts, as `evaluate_windows(..., stride=1)` does, and is timed on a few of them: each costs
 the same. Before any number, streaming must give the logits of one pass with the sliding window.
 

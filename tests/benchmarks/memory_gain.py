@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import hf_relpos  # noqa: F401  registers the models with the Auto classes
-from hf_relpos.training import Job
-from hf_relpos.training import evaluate
-from hf_relpos.training import prepare
+from hf_relpos.training.run import Job
+from hf_relpos.training.run import evaluate
+from hf_relpos.training.run import prepare
 
 SMALL = "hidden_size=128,num_hidden_layers=4,num_attention_heads=4"
 STDLIB = ["configs/default.yaml", "--config_overrides", SMALL, "--block_size", "64", "--per_device_train_batch_size", "32"]

@@ -1,0 +1,1 @@
+"""One file a sub-command of `python -m hf_relpos`."""

@@ -1,0 +1,175 @@
+"""Compare runs: one `train_lm.py` run for each choice and seed, then a table and a plot."""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from hf_relpos.model.scheme_registry import SCHEMES
+from hf_relpos.training.arguments import parse_arguments
+from hf_relpos.training.model_setup import build_config
+
+RUN = "import hf_relpos; from hf_relpos.training.run import main; main()"
+ALL_SCHEMES = {"all": [name for name, kind in SCHEMES.items() if "causal" not in kind.refuses]}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row of the table: the arguments that it sets, by name."""
+
+    settings: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        """The values, as the table and the folders show them."""
+        return "-".join(value for _, value in self.settings)
+
+    @property
+    def argv(self) -> list[str]:
+        """The arguments for `train_lm.py`."""
+        return [word for key, value in self.settings for word in (f"--{key}", value)]
+
+
+def choices(varied: Sequence[str]) -> list[Choice]:
+    """All combinations of `argument=value,value,...`; `position_scheme=all` stands for every decoder scheme.
+
+    Raises:
+        ValueError: a piece that is not of that form.
+    """
+    axes = []
+    for text in varied:
+        key, mark, values = text.partition("=")
+        if not mark or not values:
+            raise ValueError(f"--vary {text!r} is not of the form argument=value,value,...")
+        listed = ALL_SCHEMES.get(values, values.split(",")) if key == "position_scheme" else values.split(",")
+        axes.append([(key, value) for value in listed])
+    return [Choice(combination) for combination in itertools.product(*axes)]
+
+
+def run_one(config: str, choice: Choice, seed: int, folder: Path, rest: Sequence[str]) -> dict[str, Any]:
+    """Train one choice with one seed, unless its results are there already; returns its metrics.
+
+    Raises:
+        ValueError: the run failed; the message ends with its last line.
+    """
+    results = folder / "all_results.json"
+    if not results.is_file():
+        argv = [
+            config,
+            *choice.argv,
+            "--seed",
+            str(seed),
+            "--output_dir",
+            str(folder),
+            "--resume_from_checkpoint",
+            "auto",
+        ]
+        command = [sys.executable, "-c", RUN, *argv, "--disable_tqdm", "true", "--sample_tokens", "0", *rest]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
+        if done.returncode or not results.is_file():
+            last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+            raise ValueError(f"the run {folder.name} failed: {' '.join(last)}")
+    return json.loads(results.read_text(encoding="utf-8"))
+
+
+def summarise(found: dict[Choice, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row a choice, the best validation loss first: means over seeds, and the spread of the loss."""
+
+    def mean(runs: list[dict[str, Any]], key: str) -> float | None:
+        values = [run[key] for run in runs if key in run]
+        return statistics.mean(values) if values else None
+
+    rows = []
+    for choice, runs in found.items():
+        losses = [run["eval_loss"] for run in runs]
+        row = dict(choice.settings) | {"seeds": len(runs), "eval_loss": statistics.mean(losses)}
+        row["spread"] = max(losses) - min(losses) if len(losses) > 1 else None
+        row |= {key: mean(runs, key) for key in ("eval_bits_per_byte", "eval_perplexity", "eval_accuracy", "train_runtime")}
+        rows.append(row)
+    return sorted(rows, key=lambda row: row["eval_loss"])
+
+
+def as_markdown(rows: list[dict[str, Any]]) -> str:
+    """The rows as a Markdown table; columns without a number are left out."""
+    columns = [column for column in rows[0] if any(row[column] is not None for row in rows)]
+
+    def cell(value: Any) -> str:
+        return (
+            ""
+            if value is None
+            else f"{value:.4g}"
+            if isinstance(value, float) and value >= 10
+            else (f"{value:.4f}" if isinstance(value, float) else str(value))
+        )
+
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join(lines + ["| " + " | ".join(cell(row[column]) for column in columns) + " |" for row in rows]) + "\n"
+
+
+def draw(found: dict[Choice, list[dict[str, Any]]], path: Path) -> None:
+    """A dot for each run, its validation loss across, the choices down, the best on top."""
+    from matplotlib.figure import Figure
+
+    ordered = sorted(found, key=lambda choice: -statistics.mean(run["eval_loss"] for run in found[choice]))
+    figure = Figure(figsize=(6, 0.8 + 0.3 * len(ordered)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, choice in enumerate(ordered):
+        losses = [run["eval_loss"] for run in found[choice]]
+        axes.plot(losses, [place] * len(losses), "o", color="tab:blue", alpha=0.7)
+    axes.set_yticks(range(len(ordered)), [choice.name for choice in ordered])
+    axes.set_xlabel("validation loss (nats a token)")
+    axes.grid(axis="x", alpha=0.3)
+    figure.savefig(path, dpi=150)
+
+
+def add_compare(commands: Any) -> None:
+    """`compare`: train several choices and seeds, and tabulate them."""
+    parser = commands.add_parser("compare", help="train several choices and seeds, and make a table and a plot of them")
+    parser.add_argument("config", help="YAML file of train_lm.py that all runs share")
+    parser.add_argument(
+        "--vary",
+        action="append",
+        required=True,
+        metavar="ARGUMENT=VALUE,VALUE",
+        help="what differs; may be given twice",
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of each choice (default: 0)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--output_dir", required=True, help="folder for the runs, comparison.md, .json and .png")
+    parser.epilog = "What stands after -- are further arguments of train_lm.py for all runs."
+    parser.set_defaults(run=run_compare)
+
+
+def run_compare(arguments: argparse.Namespace) -> None:
+    """Run what is missing, then write the table; finished runs are not repeated."""
+    output = Path(arguments.output_dir)
+    varied = choices(arguments.vary)
+    for choice in varied:  # before the first run, not in the middle of the last
+        model, data, _ = parse_arguments([arguments.config, *choice.argv, *arguments.rest])
+        build_config(model, data.block_size)
+    tasks = [(choice, seed) for choice in varied for seed in arguments.seeds]
+
+    def run(task: tuple[Choice, int]) -> dict[str, Any]:
+        choice, seed = task
+        return run_one(arguments.config, choice, seed, output / f"{choice.name}-seed{seed}", arguments.rest)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        results = list(tqdm(pool.map(run, tasks), total=len(tasks), desc="runs"))
+    found: dict[Choice, list[dict[str, Any]]] = {}
+    for (choice, _), metrics in zip(tasks, results, strict=True):
+        found.setdefault(choice, []).append(metrics)
+    rows = summarise(found)
+    (output / "comparison.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    (output / "comparison.md").write_text(as_markdown(rows), encoding="utf-8")
+    draw(found, output / "comparison.png")
+    print(as_markdown(rows))

@@ -1,0 +1,1 @@
+"""Text to training rows: sources, tokenizers, packing, lanes."""

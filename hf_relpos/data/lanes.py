@@ -1,0 +1,171 @@
+"""Lanes: the order of blocks in which row b of one batch continues row b of the batch before.
+
+Segment memory only means something when a row of a batch follows the same row of the last one. Here that order lives
+in the data set, so that any sequential sampler, number of processes, workers or accumulated batches keeps it.
+
+A block table is anything with a length whose rows are dicts with `input_ids` of one length: what
+`hf_relpos.data.packing.pack` makes, or your own table, whose blocks then run on. Missing `labels`, `shift_labels` and
+`reset_mask` are filled in.
+"""
+
+import heapq
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from torch.utils.data import IterableDataset
+from torch.utils.data import StackDataset
+
+from hf_relpos.data.packing import IGNORED
+
+Columns = dict[str, torch.Tensor]
+
+TARGETS = {"labels", "shift_labels", "reset_mask"}
+NUMBERS = (list, tuple, np.ndarray, torch.Tensor)
+
+
+class LaneView(Dataset):
+    """A block table as `rows` equal lanes of consecutive blocks, exactly `steps * rows` items, time major.
+
+    Item i is step `i // rows` of lane `i % rows`; blocks that do not fill a step of all lanes are left out. The first
+    token of a lane carries `reset_mask` 1: a lane begins without memory, whatever its reader still holds.
+
+    Args:
+        blocks: the block table, in the order of the text.
+        rows: lanes to read at the same time: rows of a batch, times processes, times accumulated batches.
+    """
+
+    def __init__(self, blocks: Any, rows: int) -> None:
+        if isinstance(blocks, IterableDataset) or not (hasattr(blocks, "__getitem__") and hasattr(blocks, "__len__")):
+            raise ValueError(f"a {type(blocks).__name__} has no lanes: its blocks cannot be addressed by number")
+        if rows < 1 or len(blocks) < rows:
+            raise ValueError(f"{len(blocks)} blocks cannot fill {rows} lanes: a lane needs a block at least")
+        self.blocks, self.rows, self.steps = blocks, rows, len(blocks) // rows
+        self.block_size = self._size(0)
+        if not self.block_size:
+            raise ValueError("block 0 has no tokens: lanes need blocks of one length, at least 1")
+        # A list costs nothing to look through before anything is trained; of other tables, the last block is the likeliest.
+        for index in range(len(self)) if isinstance(blocks, list | tuple) else [len(self) - 1]:
+            self._size(index)
+
+    def __len__(self) -> int:
+        return self.steps * self.rows
+
+    def __getitem__(self, item: int) -> Columns:
+        if not 0 <= item < len(self):
+            raise IndexError(f"item {item} of {len(self)}")
+        step, lane = divmod(item, self.rows)
+        block = self._complete(lane * self.steps + step)
+        if step == 0:
+            block["reset_mask"][0] = 1
+        return block
+
+    def _size(self, index: int, block: Any = None) -> int:
+        """Tokens of a block, or a ValueError if it has not as many as the first."""
+        size = len(ids_of(self.blocks[index] if block is None else block, index))
+        if size != (expected := getattr(self, "block_size", size)):
+            raise ValueError(f"block {index} has {size} tokens and block 0 has {expected}: lanes need blocks of one length")
+        return size
+
+    def _complete(self, index: int) -> Columns:
+        """A block with targets; where the table has none, the last target is the first token of the next block."""
+        block = read_row(self.blocks, index)
+        self._size(index, block)
+        if not block.keys() >= TARGETS and index + 1 < len(self.blocks):
+            following = read_row(self.blocks, index + 1)
+            block = {name: torch.cat([values, following[name][:1]]) for name, values in block.items()}
+        return {name: values[: self.block_size] for name, values in add_targets(block).items()}
+
+
+class Streams:
+    """The texts of a block table, each to be read from its beginning without memory: what is evaluated.
+
+    Tokens are laid out anew, without padding between texts, so that no number depends on how the table was cut.
+
+    Args:
+        blocks: the block table, in the order of the text; padding is left out.
+        count: cut the text into this many equal streams; by default each document is one (`reset_mask` marks their
+            first tokens), and a table without `reset_mask` is one text.
+    """
+
+    def __init__(self, blocks: Any, count: int | None = None) -> None:
+        rows = [read_row(blocks, index) for index in range(len(blocks))]
+        if not rows:
+            raise ValueError("there is nothing to evaluate: the block table is empty")
+        self.block_size = len(rows[0]["input_ids"])
+        columns = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+        kept = columns.pop("attention_mask", torch.ones_like(columns["input_ids"])) > 0
+        self.columns = add_targets({name: values[kept] for name, values in columns.items()})
+        tokens = len(self.columns["input_ids"])
+        if count is None:
+            starts = self.columns["reset_mask"].nonzero()[:, 0].tolist()
+            starts = starts if starts[:1] == [0] else [0, *starts]
+        elif 1 <= count <= tokens:
+            starts = [tokens * stream // count for stream in range(count)]
+        else:
+            raise ValueError(f"{count} streams cannot be cut from {tokens} tokens")
+        self.columns["reset_mask"][starts] = 1
+        self.spans = [range(start, end) for start, end in zip(starts, [*starts[1:], tokens], strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def lanes(self, rows: int) -> LaneView:
+        """Lay the streams out, the longest first to the least loaded lane; the ends of short lanes are padded."""
+        lanes: list[list[torch.Tensor]] = [[] for _ in range(rows)]
+        loads = [(0, row) for row in range(rows)]
+        for span in sorted(self.spans, key=len, reverse=True):
+            load, row = heapq.heappop(loads)
+            lanes[row].append(torch.arange(span.start, span.stop))
+            heapq.heappush(loads, (load + len(span), row))
+        steps = -(-max(load for load, _ in loads) // self.block_size)
+        place = torch.full((rows, steps * self.block_size), -1)
+        for row, spans in enumerate(lanes):
+            order = torch.cat([*spans, place.new_empty(0)])
+            place[row, : len(order)] = order
+        place = place.view(-1, self.block_size)
+        table: dict[str, Any] = {
+            name: values[place].masked_fill(place < 0, _filler(name)) for name, values in self.columns.items()
+        }
+        if (place < 0).any():
+            table["attention_mask"] = (place >= 0).long()
+        return LaneView(StackDataset(**table), rows)
+
+
+def read_row(blocks: Any, index: int) -> Columns:
+    """A row of a block table as new integer tensors `(block_size,)`; what is no sequence of numbers is left out."""
+    given = blocks[index]
+    ids_of(given, index)
+    row = {name: torch.as_tensor(values) for name, values in given.items() if isinstance(values, NUMBERS)}
+    size = len(row["input_ids"])
+    for name, values in row.items():
+        if values.shape != (size,):
+            raise ValueError(f"block {index} has {size} input_ids but {name} of shape {tuple(values.shape)}")
+    return {name: values.to(torch.long, copy=True) for name, values in row.items()}
+
+
+def ids_of(block: Any, index: int) -> Any:
+    """The `input_ids` of a row of a block table, or a ValueError that says what was found in its place."""
+    found = list(block) if isinstance(block, dict) else type(block).__name__
+    ids = block.get("input_ids") if isinstance(block, dict) else None
+    if isinstance(ids, NUMBERS):
+        return ids
+    if ids is not None:
+        found = f"input_ids of type {type(ids).__name__}"
+    raise ValueError(f"block {index} must be a dict whose input_ids are a list or tensor of tokens, found {found}")
+
+
+def add_targets(columns: Columns) -> Columns:
+    """Fill in `labels`, `reset_mask` and `shift_labels`: the next label, across blocks but not across documents."""
+    labels = columns.get("labels", columns["input_ids"])
+    if "labels" not in columns and "attention_mask" in columns:
+        labels = labels.masked_fill(columns["attention_mask"] == 0, IGNORED)
+    reset = columns.get("reset_mask", torch.zeros_like(labels))
+    following = labels[1:].masked_fill(reset[1:] > 0, IGNORED)
+    shifted = torch.cat([following, following.new_full((1,), IGNORED)])
+    return {"labels": labels, "reset_mask": reset, "shift_labels": shifted} | columns
+
+
+def _filler(name: str) -> int:
+    return IGNORED if "labels" in name else 0

@@ -1,0 +1,297 @@
+"""Configurations: the position scheme is one field, and combinations without meaning are refused here with the reason."""
+
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+from typing import ClassVar
+from typing import Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging
+
+from .adaptive_softmax import check_clusters
+from .scheme_registry import check_schemes
+from .scheme_registry import in_order
+from .scheme_registry import layer_schemes
+from .scheme_registry import scheme_class
+
+logger = logging.get_logger(__name__)
+
+
+def auto_map(family: str, heads: tuple[str, ...], suffix: str = "") -> dict[str, str]:
+    """The `auto_map` of a family: its configuration, `AutoModel` and every head, so that any head loads from any folder.
+
+    Args:
+        family: what the names of its classes begin with.
+        heads: what the names of its heads end with.
+        suffix: what the names of its two files end with.
+    """
+    configuration, modeling = f"configuration_relpos{suffix}", f"modeling_relpos{suffix}"
+    auto = {
+        "MaskedLM": "AutoModelForMaskedLM",
+        "CausalLM": "AutoModelForCausalLM",
+        "PermutationLM": "AutoModelForPreTraining",
+        "ConditionalGeneration": "AutoModelForSeq2SeqLM",
+    }
+    entries = {"AutoConfig": f"{configuration}.{family}Config", "AutoModel": f"{modeling}.{family}Model"}
+    return entries | {auto.get(head, f"AutoModelFor{head}"): f"{modeling}.{family}For{head}" for head in heads}
+
+
+@strict
+class RelPosConfig(PreTrainedConfig):
+    r"""
+    What all families have in common. Use [`RelPosEncoderConfig`], [`RelPosDecoderConfig`] or [`RelPosSeq2SeqConfig`].
+
+    Args:
+        vocab_size (`int`): number of tokens.
+        hidden_size (`int`): width of the model.
+        num_hidden_layers (`int`): number of layers.
+        num_attention_heads (`int`): number of attention heads.
+        num_key_value_heads (`int`, *optional*): number of key and value heads; as many as attention heads by default.
+        head_dim (`int`, *optional*): size of a head; `hidden_size / num_attention_heads` by default.
+        intermediate_size (`int`, *optional*): width of the feed-forward layers; four times `hidden_size` by default.
+        hidden_act (`str`): activation of the feed-forward layers.
+        gated_mlp (`bool`): multiply the activation by a second projection, as Llama and T5 1.1 do.
+        hidden_dropout (`float`): dropout of embeddings and of the output of each sub-layer.
+        attention_dropout (`float`): dropout of attention probabilities.
+        norm_position (`"pre"` or `"post"`): normalise the input of each sub-layer, or the sum after it.
+        norm_type (`"layer_norm"` or `"rms_norm"`): how it is normalised.
+        layer_norm_eps (`float`): epsilon of the normalisation.
+        embedding_norm (`bool` or `"before_projection"`): normalise the embeddings, as BERT and BLOOM do; before the projection
+            from `embedding_size`, which then has a bias, as in RoFormer, ALBERT and ELECTRA.
+        embedding_size (`int`, *optional*): width of the embeddings when it is not `hidden_size`.
+        scale_embedding (`bool`, *optional*): multiply the embeddings by the root of their size; by default only for
+            `sinusoidal`, whose paper does so.
+        type_vocab_size (`int`): number of token types; 0 for none.
+        parallel_residual (`bool`): attention and feed-forward read the same input, as GPT-NeoX does.
+        attention_bias, mlp_bias, norm_bias (`bool`): whether these layers have a bias.
+        initializer_range (`float`): standard deviation of the initial weights.
+        max_position_embeddings (`int`): number of learned positions: a bound for `learned_absolute` only.
+        tie_word_embeddings (`bool`): share the embeddings with the language-model head.
+        position_scheme (`str` or `list[str]`): one scheme for all layers, or one a layer; `rope` or `xpos` joins one that adds
+            a number per distance to the scores, as in `"rope+alibi"`.
+        position_parameters (`dict`): the scheme's own parameters; with a list or a combination, a dict for each scheme name.
+        share_positions (`"layer"` or `"model"`): each layer owns its position parameters, or one set serves the stack.
+        attention_path (`"auto"`, `"dense"` or `"blockwise"`): how `sdpa` attends with score terms: block by block in memory linear in
+            the length, or with one dense bias; by default blockwise wherever it can and pays.
+        classifier_dropout (`float`, *optional*): dropout before a classification head; `hidden_dropout` by default.
+    """
+
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values", "memory"]
+    causal: ClassVar[bool] = False
+    family_auto_map: ClassVar[dict[str, str]] = {}
+
+    vocab_size: int = 4096
+    hidden_size: int = 256
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 8
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    hidden_act: str = "gelu"
+    gated_mlp: bool = False
+    hidden_dropout: float | int = 0.0
+    attention_dropout: float | int = 0.0
+    norm_position: Literal["pre", "post"] = "pre"
+    norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    layer_norm_eps: float = 1e-5
+    embedding_norm: bool | Literal["before_projection"] = False
+    embedding_size: int | None = None
+    scale_embedding: bool | None = None
+    type_vocab_size: int = 0
+    parallel_residual: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    norm_bias: bool = True
+    initializer_range: float = 0.02
+    max_position_embeddings: int = 1024
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    position_scheme: str | list[str] = "rope"
+    position_parameters: dict[str, Any] | None = None
+    share_positions: Literal["layer", "model"] = "layer"
+    attention_path: Literal["auto", "dense", "blockwise"] = "auto"
+    classifier_dropout: float | int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act={self.hidden_act!r} is unknown; the activations are: {', '.join(ACT2FN)}")
+        self._complete_heads()
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        if self.position_parameters is None:
+            self.position_parameters = {}
+        if self.parallel_residual and self.norm_position == "post":
+            raise ValueError("parallel_residual=True needs norm_position='pre': both sub-layers read one normalised input")
+        self._check_positions()
+        self._refuse_misspelled(kwargs)
+        kwargs.pop("auto_map", None)
+        super().__post_init__(**kwargs)
+        self.auto_map = dict(self.family_auto_map)
+
+    def _check_positions(self) -> None:
+        """Complete what depends on the scheme, and refuse schemes, parameters and combinations without meaning."""
+        self.position_scheme = in_order(self.position_scheme)
+        if self.scale_embedding is None:
+            self.scale_embedding = self.position_scheme == "sinusoidal"
+        check_schemes(self)
+
+    def stacks(self) -> tuple["RelPosConfig", ...]:
+        """The configuration of each stack of layers: this one."""
+        return (self,)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Read what was saved; fields given beside it, as by `from_pretrained`, are checked and completed as new ones are."""
+        own = {field.name for field in fields(cls)} - {field.name for field in fields(PreTrainedConfig)}
+        given = {name: kwargs.pop(name) for name in own & kwargs.keys()}
+        if "mem_len" in given and config_dict.get("sliding_window") == config_dict.get("mem_len", 0) + 1:
+            given = {"sliding_window": "auto", **given}  # the default window follows the memory
+        return super().from_dict(config_dict | given, **kwargs)
+
+    def _refuse_misspelled(self, kwargs: dict[str, Any]) -> None:
+        """Refuse a keyword that is nearly a field, or one of another family; others are kept, as transformers does.
+
+        A saved file, which names the transformers that wrote it, must load again whatever was set before: there a warning does.
+        """
+        names = [field.name for field in fields(self)]
+        foreign = {field.name for family in RelPosConfig.__subclasses__() for field in fields(family)} - set(names)
+        for keyword, value in kwargs.items():
+            close = get_close_matches(keyword, names, n=2, cutoff=0.8)
+            if (close or value and keyword in foreign) and keyword not in names:
+                meant = (
+                    "it is one of another family" if keyword in foreign else f"did you mean {' or '.join(map(repr, close))}?"
+                )
+                message = f"unknown field {keyword!r} of {type(self).__name__}; {meant}"
+                if self.transformers_version is None:
+                    raise ValueError(message)
+                logger.warning(message)
+
+    def _complete_heads(self) -> None:
+        """Derive the head size and the number of key and value heads, or refuse numbers that do not divide."""
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                divisors = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
+                raise ValueError(
+                    f"num_attention_heads={self.num_attention_heads} does not divide hidden_size={self.hidden_size}; "
+                    f"it may be one of {divisors}, or give head_dim"
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads={self.num_key_value_heads} does not divide {self.num_attention_heads} heads"
+            )
+
+
+@strict
+class RelPosEncoderConfig(RelPosConfig):
+    r"""
+    Configuration of a bidirectional encoder. The common fields are those of [`RelPosConfig`].
+
+    Args:
+        classifier_pooling (`"cls"` or `"mean"`): what a sequence classifier reads: the first token or the mean of all.
+        mem_len (`int`): tokens of segment memory; 0 turns it off.
+        reuse_len (`int`, *optional*): how many of a segment's first tokens enter the memory, for segments that overlap as
+            XLNet's do: the next one begins `reuse_len` tokens later. By default all.
+        query_stream (`bool`): whether there is a `mask_emb` for the query stream of XLNet, which predicts the tokens that
+            `target_mapping` names. The head for permutation language models turns it on, other heads turn it off.
+    """
+
+    model_type = "relpos_encoder"
+    family_auto_map: ClassVar[dict[str, str]] = auto_map(
+        "RelPosEncoder",
+        (
+            "MaskedLM",
+            "PermutationLM",
+            "SequenceClassification",
+            "TokenClassification",
+            "QuestionAnswering",
+            "MultipleChoice",
+        ),
+    )
+
+    classifier_pooling: Literal["cls", "mean"] = "mean"
+    mem_len: int = 0
+    reuse_len: int | None = None
+    query_stream: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.mem_len < 0:
+            raise ValueError(f"mem_len={self.mem_len} must be 0 (no memory) or more")
+        if self.reuse_len is not None and (self.reuse_len < 1 or not self.mem_len):
+            reason = "needs a memory: mem_len=0" if not self.mem_len else "must be at least 1, or None for all tokens"
+            raise ValueError(f"reuse_len={self.reuse_len} {reason}")
+        super().__post_init__(**kwargs)
+        if self.query_stream:
+            self.require_query_stream()
+
+    def require_query_stream(self) -> None:
+        """Turn the query stream on, or refuse it by a ValueError for schemes that it cannot have."""
+        for name in dict.fromkeys(layer_schemes(self)):
+            if scheme_class(name).acts_on_embeddings:
+                raise ValueError(
+                    f"position_scheme {name!r} is refused for a query stream: it puts positions into the embeddings, but all "
+                    "targets begin from one vector, which must be told where each stands by the attention"
+                )
+        self.query_stream = True
+
+
+@strict
+class RelPosDecoderConfig(RelPosConfig):
+    r"""
+    Configuration of a causal decoder. The common fields are those of [`RelPosConfig`].
+
+    Args:
+        use_cache (`bool`): return a key/value cache when the model generates.
+        mem_len (`int`): tokens of segment memory; 0 turns it off.
+        sliding_window (`int`, `None` or `"auto"`): keys that a query sees, itself included; None for all of the memory and the
+            own segment (the original Transformer-XL). By default `mem_len + 1` with memory, else None.
+        detach_memory (`bool`): cut the memory off from the graph of the segment that made it.
+        lm_head_bias (`bool`): whether the language-model head has a bias.
+        lm_head_dense (`bool`): a dense layer, `hidden_act` and a norm before the language-model head, as in BERT.
+        cutoffs (`list[int]`, *optional*): first tokens of the second and later clusters of adaptive embeddings and softmax,
+            as in Transformer-XL; the logits are then log-probabilities, and None in training when there are targets.
+        div_val (`int`): by how much each cluster's embeddings are narrower than those of the cluster before.
+    """
+
+    model_type = "relpos_decoder"
+    causal: ClassVar[bool] = True
+    family_auto_map: ClassVar[dict[str, str]] = auto_map(
+        "RelPosDecoder", ("CausalLM", "SequenceClassification", "TokenClassification")
+    )
+
+    use_cache: bool = True
+    mem_len: int = 0
+    sliding_window: int | None | Literal["auto"] = "auto"
+    detach_memory: bool = True
+    layer_types: list[str] | None = None
+    lm_head_bias: bool = False
+    lm_head_dense: bool = False
+    cutoffs: list[int] | None = None
+    div_val: int = 1
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        check_clusters(self)
+        if self.mem_len < 0:
+            raise ValueError(f"mem_len={self.mem_len} must be 0 (no memory) or more")
+        if self.sliding_window == "auto":
+            self.sliding_window = self.mem_len + 1 if self.mem_len else None
+        if self.sliding_window is not None and self.sliding_window < 2:
+            raise ValueError(
+                f"sliding_window={self.sliding_window} must be at least 2 (the query and one key before it) or None"
+            )
+        kind = "full_attention" if self.sliding_window is None else "sliding_attention"
+        self.layer_types = [kind] * self.num_hidden_layers
+        super().__post_init__(**kwargs)

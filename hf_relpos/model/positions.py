@@ -1,0 +1,273 @@
+"""Where every query and key stands.
+
+A forward pass builds one `Positions` (`position_builder.py`) and hands it to all layers. Schemes read distances from it and
+never see a tensor length; the attention layer reads `visible` from it, so that the mask and the biases can never disagree.
+
+Notation: `query` tokens are the ones whose outputs are computed; `key` tokens are all that may be attended to, in the order
+memory or cache first, then the queries themselves. `start` is the index of the first query among the keys.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from .toeplitz import collect
+from .toeplitz import relative_shift
+
+
+class lazy:
+    """A property that is computed once; `functools.cached_property` takes a lock, which torch.compile cannot follow."""
+
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
+        self.compute, self.__doc__ = compute, compute.__doc__
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        value = self.compute(instance)
+        object.__setattr__(instance, self.compute.__name__, value)
+        return value
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Positions of queries and keys in one forward pass, and who sees whom.
+
+    Attributes:
+        query: `(batch|1, query)` position number of each query; only differences to `key` have a meaning.
+        key: `(batch|1, key)` position number of each key.
+        fresh_key: `(batch|1, fresh)` position numbers of the keys projected in this pass (memory and segment, no cache).
+        in_document: `(batch|1, query)` number of tokens that precede each query in its document, padding not counted.
+        start: index of the first query among the keys; a tensor when a static cache counts on the device.
+        contiguous: True when a distance counts tokens (the caller gave no `position_ids`).
+        causal: a query sees no key after itself.
+        window: number of keys a query sees, itself included; None for all.
+        key_valid: `(batch, key)` False for padding and unused memory slots; None when all are valid.
+        query_valid: `(batch, query)` False for padding among the queries; None when there is none.
+        query_document, key_document: `(batch, query)` and `(batch, key)` number of the document; None when there is one.
+        gaps: `(batch, key)` padding that stands between a row's first token and each key; None when tokens are contiguous.
+        given_mask: `(batch|1, 1, query, key)` a mask made by the caller, which then replaces all of the above.
+        token_types: `(batch, key)` the segment of each key, in an encoder whose scheme has terms for it; None else.
+        query_types: `(batch, query)` the segment of each query, likewise.
+        room: how many more distances, further back than any key, tables are made for, so that the next steps can use them.
+        store: what earlier steps of decoding made for their distances (`kept`); None when nothing is kept.
+        dtype: of angles and distances in formulas: float32, or float64 in a float64 model.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    fresh_key: torch.Tensor
+    in_document: torch.Tensor
+    start: int | torch.Tensor
+    contiguous: bool
+    causal: bool
+    window: int | None = None
+    key_valid: torch.Tensor | None = None
+    query_valid: torch.Tensor | None = None
+    query_document: torch.Tensor | None = None
+    key_document: torch.Tensor | None = None
+    gaps: torch.Tensor | None = None
+    given_mask: torch.Tensor | None = None
+    token_types: torch.Tensor | None = None
+    query_types: torch.Tensor | None = None
+    room: int = 0
+    store: dict[Any, tuple[int, Any]] | None = None
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def ordered(self) -> bool:
+        """Whether nobody sees the future; a mask of the caller may show it, as for a prefix."""
+        return self.causal and self.given_mask is None
+
+    @property
+    def is_toeplitz(self) -> bool:
+        """Whether every distance equals column - row - start, so that shifting views replace gathers."""
+        return self.contiguous and self.gaps is None and isinstance(self.start, int)
+
+    @lazy
+    def index_distance(self) -> torch.Tensor:
+        """Index of the key minus index of the query, `(1, query, key)`: negative in the past."""
+        device = self.query.device
+        query = torch.arange(self.query.shape[1], device=device) + self.start
+        return (torch.arange(self.key.shape[1], device=device) - query[:, None])[None]
+
+    @lazy
+    def token_distance(self) -> torch.Tensor:
+        """Tokens from the query to the key, `(batch|1, query, key)`: as `index_distance`, but padding between them is not counted."""
+        if self.gaps is None:
+            return self.index_distance
+        own = torch.arange(self.query.shape[1], device=self.gaps.device) + self.start
+        return self.index_distance - self.gaps[:, None, :] + self.gaps.index_select(1, own)[:, :, None]
+
+    @lazy
+    def distance(self) -> torch.Tensor:
+        """Position of the key minus position of the query, `(batch|1, query, key)`: the sign of Shaw and T5."""
+        return self.token_distance if self.contiguous else self.key[:, None, :] - self.query[:, :, None]
+
+    @lazy
+    def bounds(self) -> tuple[int, int]:
+        """Smallest and largest distance that a query may meet."""
+        queries, keys = self.query.shape[1], self.key.shape[1]
+        if self.contiguous:
+            start = self.start if isinstance(self.start, int) else None
+            low = 1 - keys if start is None else 1 - queries - start
+            high = keys - 1 - (start or 0)
+            return low, min(high, 0) if self.ordered else high
+        return int(self.distance.min()), int(self.distance.max())
+
+    @lazy
+    def _met(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The distances that are met and the number of each pair's, where the caller's numbers leave wide gaps; None else."""
+        low, high = self.bounds
+        if self.contiguous or high - low < 2 * sum(self.distance.shape[1:]):
+            return None
+        return torch.unique(self.distance, return_inverse=True)
+
+    @lazy
+    def distances(self) -> torch.Tensor:
+        """All distances between the bounds, ascending, `(distances,)`: what a scheme makes one entry or vector for.
+
+        Before them come `room` more, which `attention.py` cuts off. Where the caller's numbers leave wide gaps, they are only
+        those that some query meets.
+        """
+        if self._met is not None:
+            return self._met[0]
+        low, high = self.bounds
+        return torch.arange(low - self.room, high + 1, device=self.query.device)
+
+    @lazy
+    def tight(self) -> "Positions":
+        """The same positions with tables for the distances of this pass alone."""
+        return replace(self, room=0, store=None) if self.store is not None else self
+
+    def kept(self, name: Any, make: Callable[[], Any]) -> Any:
+        """What follows from the distances and from weights: made now or, in decoding, by an earlier step.
+
+        Args:
+            name: of what is made, the same in each step.
+            make: makes it for `distances`.
+        """
+        if self.store is None:
+            return make()
+        furthest = self.bounds[0] - self.room
+        if self.store.get(name, (None, None))[0] != furthest:
+            self.store[name] = furthest, make()
+        return self.store[name][1]
+
+    @lazy
+    def _made(self) -> dict[Callable[["Positions"], Any], Any]:
+        return {}
+
+    def once(self, make: Callable[["Positions"], Any]) -> Any:
+        """What a function makes of these positions, made for the first layer that asks."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return self._made[make]
+
+    @lazy
+    def _column(self) -> torch.Tensor:
+        """Index into `distances` of every pair, `(batch|1, query, key)`; unseen pairs are clamped to the ends."""
+        if self._met is not None:
+            return self._met[1]
+        low, high = self.bounds
+        return (self.distance - low).clamp(0, high - low)
+
+    def spread(self, per_distance: torch.Tensor) -> torch.Tensor:
+        """Lay numbers per distance out over query and key: `(heads, distances)` to `(batch|1, heads, query, key)`."""
+        queries, keys = self.query.shape[1], self.key.shape[1]
+        if not self.is_toeplitz:
+            return per_distance[:, self._column].transpose(0, 1)
+        future = queries + keys - 1 - per_distance.shape[-1]  # causal distances end at 0: the rest is never seen
+        return pad(per_distance, (0, future)).unfold(-1, keys, 1).flip(-2)[None]
+
+    def gather(self, scores: torch.Tensor) -> torch.Tensor:
+        """Pick every pair's distance from scores per query: `(batch, heads, query, distances)` to `(..., query, key)`."""
+        if self.is_toeplitz:
+            missing = self.key.shape[1] - scores.shape[-1]  # keys after the last query
+            scores = pad(scores, (0, missing)) if missing > 0 else scores
+            shifted = scores if scores.shape[-2] == 1 else relative_shift(scores)  # one query: a distance a key, in order
+            return shifted[..., : self.key.shape[1]]
+        return scores.gather(-1, self._column[:, None].expand(*scores.shape[:-1], -1))
+
+    def gather_keys(self, scores: torch.Tensor) -> torch.Tensor:
+        """Pick every pair's distance from scores per key: `(batch, heads, key, distances)` to `(..., query, key)`."""
+        column = self._column.transpose(-1, -2)[:, None]
+        return scores.gather(-1, column.expand(*scores.shape[:-1], -1)).transpose(-1, -2)
+
+    def collect(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Sum what stands at one distance: `(batch, heads, query, key)` to `(batch, heads, query, distances)`."""
+        distances = self.distances.shape[0] - self.room
+        if self.is_toeplitz:
+            return collect(probabilities.flip(-2)).flip(-2)[..., :distances]
+        sums = probabilities.new_zeros(*probabilities.shape[:-1], distances)
+        return sums.scatter_add(-1, self._column[:, None].expand_as(probabilities), probabilities)
+
+    @property
+    def hides_more(self) -> bool:
+        """Whether more than order and window limits what is seen."""
+        return any(part is not None for part in (self.given_mask, self.key_valid, self.key_document))
+
+    @property
+    def needs_mask(self) -> bool:
+        """False when causality alone (or nothing) limits what is seen, so that fused kernels can do without a mask."""
+        queries, keys = self.query.shape[1], self.key.shape[1]
+        if self.hides_more or not isinstance(self.start, int) or self.start + queries != keys:
+            return True
+        outside_window = self.window is not None and self.window < keys
+        return outside_window or (self.causal and queries not in (1, keys))
+
+    def block(self, rows: slice, columns: slice) -> "Positions":
+        """The positions of some queries and some keys, as if they were all: what a blockwise backend works on."""
+
+        def cut(part: torch.Tensor | None, along: slice) -> torch.Tensor | None:
+            return None if part is None else part[..., along]
+
+        return replace(
+            self,
+            query=self.query[:, rows],
+            key=self.key[:, columns],
+            in_document=self.in_document[:, rows],
+            start=self.start + rows.start - columns.start,
+            key_valid=cut(self.key_valid, columns),
+            query_valid=cut(self.query_valid, rows),
+            query_document=cut(self.query_document, rows),
+            key_document=cut(self.key_document, columns),
+            query_types=cut(self.query_types, rows),
+            token_types=cut(self.token_types, columns),
+            gaps=cut(self.gaps, columns),
+            given_mask=None if self.given_mask is None else self.given_mask[..., rows, columns],
+        )
+
+    @property
+    def without_limits(self) -> "Positions":
+        """The same positions where only order and window limit what is seen."""
+        return replace(self, key_valid=None, query_document=None, key_document=None)
+
+    @lazy
+    def visible(self) -> torch.Tensor:
+        """Who sees whom, `(batch|1, 1, query, key)`. Every query sees itself, so that no row of a softmax is empty."""
+        if self.given_mask is not None:
+            return self.given_mask
+        offset = self.index_distance
+        seen = offset <= 0 if self.causal else torch.ones_like(offset, dtype=torch.bool)
+        if self.window is not None:
+            seen = seen & (self.token_distance.abs() < self.window)
+        if self.key_valid is not None:
+            seen = seen & self.key_valid[:, None, :]
+        if self.query_document is not None and self.key_document is not None:
+            seen = seen & (self.query_document[:, :, None] == self.key_document[:, None, :])
+        return (seen | (offset == 0))[:, None]
+
+    @lazy
+    def furthest(self) -> torch.Tensor:
+        """Distance from each query to the furthest key that it sees, on either side, `(batch|1, query)`."""
+        if not self.contiguous or self.gaps is not None or self.hides_more:
+            return self.distance.abs().masked_fill(~self.visible[:, 0], 0).amax(-1)
+        back = torch.arange(self.query.shape[1], device=self.query.device)[None] + self.start
+        ahead = torch.zeros_like(back) if self.causal else self.key.shape[1] - 1 - back
+        furthest = torch.maximum(back, ahead)
+        return furthest if self.window is None else furthest.clamp(max=self.window - 1)

@@ -1,0 +1,186 @@
+"""The contract of a position scheme, and nothing else.
+
+A scheme describes what its paper adds to attention; it never decides how that is computed. It says the cheapest thing that is
+true: a number per head and distance, a vector per distance that meets the query (or the key), or, only where nothing less will
+do, a dense tensor. `attention.py` turns the description into numbers for whichever backend runs.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from .positions import Positions
+from .scheme_terms import ScoreTerms
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a scheme: its default, what it may be, and what it means.
+
+    Attributes:
+        default: the paper's value.
+        help: one line for the documentation.
+        minimum, maximum: inclusive bounds of a number; where the default is None, a float here means a float.
+        choices: the allowed values, where they can be listed.
+        optional: whether None is allowed.
+    """
+
+    default: Any
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[Any, ...] | None = None
+    optional: bool = False
+
+    @property
+    def kind(self) -> type:
+        """Of a number without choices: int or float."""
+        return float if isinstance(self.minimum if self.default is None else self.default, float) else int
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words."""
+        if self.choices is not None:
+            return "one of " + ", ".join(repr(choice) for choice in self.choices)
+        bounds = [f"at least {self.minimum:g}"] if self.minimum is not None else []
+        bounds += [f"at most {self.maximum:g}"] if self.maximum is not None else []
+        return " ".join([self.kind.__name__, " and ".join(bounds)]).strip() + (" or None" if self.optional else "")
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return `value` in the type of the default, or raise a ValueError that names it and what is allowed."""
+        if value is None and self.optional:
+            return None
+        if self.choices is not None:
+            good = any(value == choice and type(value) is type(choice) for choice in self.choices)
+        elif self.kind is float:
+            good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        else:
+            good = isinstance(value, int) and not isinstance(value, bool)
+        if good and self.choices is None and value is not None:
+            value = self.kind(value)
+            good = (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
+        if not good:
+            raise ValueError(f"{name}={value!r} is not allowed: {self.allowed}")
+        return value
+
+
+class PositionScheme(nn.Module):
+    """Base of all schemes: a no-op in every hook, which is the scheme `nope`.
+
+    Subclasses override what their paper needs. Rules: a scheme encodes queries and keys before the cache or describes score
+    terms after it, never both; angles and biases are computed in float32 and cast last; no tensor lengths, no matrices kept.
+
+    Args:
+        config: the model's configuration, for head count, head size and direction.
+        parameters: the scheme's own parameters, already checked and completed; they become attributes.
+    """
+
+    parameter_specs: ClassVar[dict[str, Parameter]] = {}
+    refuses: ClassVar[dict[str, str]] = {}
+    """Uses without meaning, `causal`, `bidirectional` or `memory`, each with the reason."""
+    acts_on_embeddings: ClassVar[bool] = False
+    """Whether the scheme adds to the embeddings, once for the whole stack, instead of acting in each layer."""
+    serves_all_layers: ClassVar[bool] = False
+    """Whether one instance serves all layers of this scheme, whatever `share_positions` says."""
+    reads_token_types: ClassVar[bool] = False
+    """Whether token types enter by the scheme's own term, `positions.token_types`, instead of by embeddings."""
+    combines_as: ClassVar[str | None] = None
+    """Its part beside another scheme: `rotary`, or `bias` for terms that read no query or key but in their product; None if
+    it has none (`scheme_combined.py`)."""
+    source: ClassVar[str] = ""
+    """The paper."""
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__()
+        self.heads: int = config.num_attention_heads
+        self.head_dim: int = config.head_dim
+        self.causal: bool = config.causal
+        for name, value in parameters.items():
+            setattr(self, name, value)
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Check the given parameters and add the defaults of the others.
+
+        Raises:
+            ValueError: an unknown parameter, or a value that is not allowed; the message names what is.
+        """
+        unknown = sorted(set(given) - set(cls.parameter_specs))
+        if unknown:
+            known = ", ".join(cls.parameter_specs) or "it has none"
+            raise ValueError(f"unknown parameter {', '.join(map(repr, unknown))} of {cls.__name__}; its parameters: {known}")
+        return {
+            name: spec.check(f"{cls.__name__} parameter {name}", given.get(name, spec.default))
+            for name, spec in cls.parameter_specs.items()
+        }
+
+    @classmethod
+    def check(cls, config: Any, parameters: dict[str, Any]) -> None:
+        """Refuse, by a ValueError, completed parameters that do not fit the model's configuration or each other."""
+
+    @classmethod
+    def encodes(cls) -> bool:
+        """Whether the scheme changes queries and keys, by what `prepare` makes of the positions of this very pass."""
+        return cls.encode_query is not PositionScheme.encode_query
+
+    @classmethod
+    def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:
+        """The reason why the scheme needs attention probabilities, which FlexAttention does not give; None if it does not."""
+        return None
+
+    def initialize(self, std: float) -> None:
+        """Fill the scheme's own tables; `std` is the model's `initializer_range`."""
+
+    def scale(self) -> float:
+        """Factor on the products of queries and keys."""
+        return self.head_dim**-0.5
+
+    def query_gain(self) -> float:
+        """Factor on the initial query projections, for a scheme whose paper moves the scale of the scores into them."""
+        return 1.0
+
+    def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:
+        """Add absolute positions `(batch|1, sequence)` to the embeddings `(batch, sequence, hidden)`."""
+        return hidden_states
+
+    def prepare(self, positions: Positions) -> Any:
+        """Work without parameters that all layers of this scheme share in one forward pass."""
+        return None
+
+    def for_layer(self, prepared: Any, attention: nn.Module) -> Any:
+        """What one layer makes of `prepared` with its own projections, `attention.q_proj` and `k_proj`."""
+        return prepared
+
+    def encode_query(self, query: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """Encode queries `(batch, heads, query, head_dim)` before they meet the keys."""
+        return query
+
+    def encode_key(self, key: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """Encode new keys `(batch, heads, fresh, head_dim)` before they enter the cache."""
+        return key
+
+    def meet(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Last change of encoded queries and of all keys, cached ones included, `(batch, kv_heads, key, head_dim)`."""
+        return query, key
+
+    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms | None:
+        """What is added to the scores of `query` and all keys, cached ones included."""
+        return None
+
+
+def frequencies(size: int, base: float, device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Angle per position of each pair of channels, base^(-2t/size), `(size / 2,)` (arXiv 1706.03762, section 3.5)."""
+    return 1.0 / base ** (torch.arange(0, size, 2, device=device, dtype=dtype) / size)
+
+
+def sinusoid(
+    positions: torch.Tensor, size: int, dtype: torch.dtype = torch.float32, interleaved: bool = False
+) -> torch.Tensor:
+    """Sinusoids of positions, `(..., size)`: all sines then all cosines, or in turn (arXiv 1706.03762, section 3.5)."""
+    angle = positions[..., None].to(dtype) * frequencies(size, 10000.0, positions.device, dtype)
+    pair = torch.stack([angle.sin(), angle.cos()], -1 if interleaved else -2).flatten(-2)
+    return pair[..., :size]

@@ -1,0 +1,133 @@
+"""Two schemes in one layer: a rotary one turns queries and keys, and a bias one adds to the scores of what was turned."""
+
+from functools import cache
+from typing import Any
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from .positions import Positions
+from .scheme_base import PositionScheme
+from .scheme_terms import ScoreTerms
+
+_ALLOWED = "a combination is one rotary scheme and one that adds a number per distance to the scores"
+
+
+class Combined(PositionScheme):
+    """The scores of a rotary scheme and, added to them, the numbers of a bias scheme: q_i R_(i-j) k_j scale + b_(i-j).
+
+    Each part is what it is alone. The scale is the bias scheme's, so that T5's `scale_scores` keeps its meaning; rotary
+    schemes have none of their own. Subclasses come from `combine`.
+    """
+
+    kinds: ClassVar[dict[str, type[PositionScheme]]] = {}
+    """The class of each part by its name, the rotary one first."""
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Parameters of each part by its name; the errors are those of the parts."""
+        for name, parameters in given.items():
+            if name not in cls.kinds or not isinstance(parameters, dict):
+                raise ValueError(
+                    f"position_parameters of {'+'.join(cls.kinds)!r} map its schemes ({', '.join(cls.kinds)}) to dicts: "
+                    f"{name!r}={parameters!r}"
+                )
+        return {name: kind.complete(given.get(name, {})) for name, kind in cls.kinds.items()}
+
+    @classmethod
+    def check(cls, config: Any, parameters: dict[str, Any]) -> None:
+        for name, kind in cls.kinds.items():
+            kind.check(config, parameters[name])
+
+    @classmethod
+    def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:
+        reasons = (kind.needs_probabilities(parameters[name]) for name, kind in cls.kinds.items())
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config)
+        # The parts are modules of their own: the model initialises them, and `initialize` here has nothing to fill.
+        self.rotary, self.added = (kind(config, **parameters[name]) for name, kind in self.kinds.items())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the classes of the parts: that of the combination was made while running, so no import finds it."""
+        return _blank, tuple(self.kinds.items()), self.__dict__
+
+    def scale(self) -> float:
+        return self.added.scale()
+
+    def query_gain(self) -> float:
+        return self.added.query_gain()
+
+    def prepare(self, positions: Positions) -> tuple[Any, Any]:
+        return self.rotary.prepare(positions), self.added.prepare(positions)
+
+    def for_layer(self, prepared: tuple[Any, Any], attention: nn.Module) -> tuple[Any, Any]:
+        return self.rotary.for_layer(prepared[0], attention), self.added.for_layer(prepared[1], attention)
+
+    def encode_query(self, query: torch.Tensor, prepared: tuple[Any, Any]) -> torch.Tensor:
+        return self.rotary.encode_query(query, prepared[0])
+
+    def encode_key(self, key: torch.Tensor, prepared: tuple[Any, Any]) -> torch.Tensor:
+        return self.rotary.encode_key(key, prepared[0])
+
+    def meet(self, query: torch.Tensor, key: torch.Tensor, prepared: tuple[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.rotary.meet(query, key, prepared[0])
+
+    def score_terms(
+        self, positions: Positions, prepared: tuple[Any, Any], query: torch.Tensor, key: torch.Tensor
+    ) -> ScoreTerms | None:
+        return self.added.score_terms(positions, prepared[1], query, key)
+
+
+@cache
+def combine(*parts: tuple[str, type[PositionScheme]]) -> type[Combined]:
+    """The class of a combination, the same one each time.
+
+    Args:
+        parts: name and class of each scheme, in any order.
+
+    Raises:
+        ValueError: the schemes have no meaning together; names the reason and what is allowed.
+    """
+    names = "+".join(name for name, _ in parts)
+    reason = _refusal(parts)
+    if reason is not None:
+        raise ValueError(f"position_scheme {names!r} is refused: {reason}; {_ALLOWED}, such as 'rope+alibi'")
+    kinds = dict(sorted(parts, key=lambda part: part[1].combines_as != "rotary"))
+    members = {
+        "kinds": kinds,
+        "__doc__": f"{' and '.join(kinds)} in one layer.",
+        "refuses": {use: f"{name}: {why}" for name, kind in kinds.items() for use, why in kind.refuses.items()},
+        "source": " and ".join(kind.source for kind in kinds.values()),
+        "serves_all_layers": any(kind.serves_all_layers for kind in kinds.values()),
+    }
+    return type("And".join(kind.__name__ for kind in kinds.values()), (Combined,), members)
+
+
+def _blank(*parts: tuple[str, type[PositionScheme]]) -> Combined:
+    kind = combine(*parts)
+    return kind.__new__(kind)
+
+
+def _refusal(parts: tuple[tuple[str, type[PositionScheme]], ...]) -> str | None:
+    """Why some schemes have no meaning together, or None."""
+    if len(parts) != 2:
+        return f"it names {len(parts)} schemes"
+    roles = {kind.combines_as for _, kind in parts}
+    for name, kind in parts:
+        if kind.acts_on_embeddings:
+            return f"{name} adds absolute positions to the embeddings, so that scores would not depend on distances alone"
+        if not kind.combines_as and kind.score_terms is PositionScheme.score_terms:
+            return f"{name} adds nothing to combine"
+        if not kind.combines_as and "rotary" in roles:
+            return (
+                f"the terms of {name} read the query or the key itself, which a rotary scheme has turned by its place: "
+                "they would depend on where the tokens stand, not on their distance"
+            )
+    if roles == {"rotary"}:
+        return "both turn queries and keys, and two turns are one turn by the sum of their angles"
+    if roles == {"bias"}:
+        return "both add a number per head and distance, and two such numbers are one"
+    return None if "rotary" in roles else "neither is rotary, and terms of two other schemes compete for the same distances"

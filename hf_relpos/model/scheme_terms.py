@@ -1,0 +1,128 @@
+"""What a scheme can add to the scores of attention, and how that becomes one tensor where nothing less will do.
+
+Blockwise attention takes the terms as they are (`blockwise_forward.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from .positions import Positions
+
+
+class Factors(NamedTuple):
+    """Numbers per query and distance as products of what queries and what distances have, and exceptions at some distances.
+
+    Attributes:
+        query: `(batch|1, query, size)`.
+        distance: `(heads, size, distances)`, which meets it.
+        extra: `(batch|1, heads, query, some)`, added to the products.
+        where: `(some,)` at which distances, by number.
+    """
+
+    query: torch.Tensor
+    distance: torch.Tensor
+    extra: torch.Tensor
+    where: torch.Tensor
+
+    def numbers(self) -> torch.Tensor:
+        """All of them, `(batch|1, heads, query, distances)`."""
+        with torch.autocast(self.query.device.type, enabled=False):  # numbers of positions stay in float32
+            products = self.query[:, None] @ self.distance
+        return products.index_add(-1, self.where, self.extra)
+
+
+@dataclass(frozen=True)
+class ScoreTerms:
+    """What a scheme adds to the scores, in the cheapest shape that says it. All parts are optional and add up.
+
+    The score of query q and key k at distance r is
+    `scale * ((q + key_offset) . k + (q + distance_offset) . query_vectors[r] + k . key_vectors[r]) + bias[r] + dense`,
+    and the value that it finds there is `v + value_vectors[r]`.
+
+    Attributes:
+        bias: `(heads, distances)` a number per head and distance, added to the scaled scores.
+        query_vectors: `(heads|1, distances, head_dim)` a vector per distance that meets the query.
+        key_vectors: `(heads|1, distances, head_dim)` a vector per distance that meets the key.
+        value_vectors: `(heads|1, distances, head_dim)` a vector per distance added to the value.
+        span: the first and last distance that the vectors stand for; those before and after share the first and last vector. None
+            when they stand for all distances.
+        key_offset: `(heads, head_dim)` added to the query where it meets the keys: u of Transformer-XL.
+        distance_offset: `(heads, head_dim)` added to the query where it meets the distances: v of Transformer-XL.
+        dense: for what no table says: a function of the positions, the queries and keys `(batch, heads, length, head_dim)`, and
+            what is `learned`, that gives `(batch|1, heads, query, key)`, added to the scaled scores. It is asked for some heads
+            and some queries at a time, with all keys that they see.
+        factors: for numbers per query and distance: a function of the positions and `learned` that gives them as `Factors`, added to
+            the scaled scores; for positions that are `is_toeplitz`. It is asked for some queries at a time, and for all heads.
+        learned: the parameters that `dense` or `factors` reads, so that blocks can be computed anew in the backward pass.
+        learned_by_head: those of them that have an entry a head, `(heads, ...)`, which come last.
+    """
+
+    bias: torch.Tensor | None = None
+    query_vectors: torch.Tensor | None = None
+    key_vectors: torch.Tensor | None = None
+    value_vectors: torch.Tensor | None = None
+    span: tuple[int, int] | None = None
+    key_offset: torch.Tensor | None = None
+    distance_offset: torch.Tensor | None = None
+    dense: Callable[..., torch.Tensor] | None = None
+    factors: Callable[..., Factors] | None = None
+    learned: tuple[torch.Tensor, ...] = ()
+    learned_by_head: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def is_bias(self) -> bool:
+        """Whether numbers per head and distance are all."""
+        vectors = (self.query_vectors, self.key_vectors, self.value_vectors, self.key_offset, self.distance_offset)
+        return self.bias is not None and all(part is None for part in (*vectors, self.dense, self.factors))
+
+
+def every_distance(terms: ScoreTerms, positions: Positions) -> ScoreTerms:
+    """The same terms with a vector for each of `positions.distances`."""
+    if terms.span is None:
+        return terms
+    low, high = terms.span
+    entry = positions.distances.clamp(low, high) - low
+    names = [name for name in ("query_vectors", "key_vectors", "value_vectors") if getattr(terms, name) is not None]
+    return replace(terms, span=None, **{name: getattr(terms, name).index_select(1, entry) for name in names})
+
+
+def without_room(terms: ScoreTerms, room: int) -> ScoreTerms:
+    """The same terms without the first `room` distances."""
+    names = ["bias"] if terms.span else ["bias", "query_vectors", "key_vectors", "value_vectors"]
+    cut = {name: getattr(terms, name)[:, room:] for name in names if room and getattr(terms, name) is not None}
+    return replace(terms, **cut) if cut else terms
+
+
+def dense_bias(
+    terms: ScoreTerms, positions: Positions, query: torch.Tensor, key: torch.Tensor, scale: float
+) -> torch.Tensor | None:
+    """All that `terms` add to the scaled scores, as one tensor.
+
+    Args:
+        terms: what the scheme adds.
+        positions: which distance each pair has.
+        query: `(batch, heads, query, head_dim)` without offsets.
+        key: `(batch, heads, key, head_dim)`.
+        scale: factor on products of vectors.
+
+    Returns:
+        `(batch|1, heads, query, key)` in the dtype of the query, or None when nothing is added.
+    """
+    terms, parts = every_distance(terms, positions), []
+    if terms.bias is not None:
+        parts.append(positions.spread(terms.bias))
+    if terms.query_vectors is not None:
+        offset = query if terms.distance_offset is None else query + terms.distance_offset[:, None].to(query.dtype)
+        vectors = terms.query_vectors.to(query.dtype)
+        parts.append(positions.gather((offset * scale) @ vectors.transpose(-1, -2)))
+    if terms.key_vectors is not None:
+        parts.append(positions.gather_keys((key * scale) @ terms.key_vectors.to(key.dtype).transpose(-1, -2)))
+    if terms.dense is not None:
+        parts.append(terms.dense(positions, query, key, *terms.learned, *terms.learned_by_head))
+    if terms.factors is not None:
+        parts.append(positions.gather(terms.factors(positions, *terms.learned, *terms.learned_by_head).numbers()))
+    return sum(parts[1:], parts[0]).to(query.dtype) if parts else None

@@ -1,0 +1,190 @@
+"""Schemes in which a vector per distance meets the query."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import dropout
+from torch.nn.functional import pad
+from transformers import initialization as init
+
+from .positions import Positions
+from .scheme_base import Parameter
+from .scheme_base import PositionScheme
+from .scheme_base import sinusoid
+from .scheme_terms import ScoreTerms
+
+
+class Shaw(PositionScheme):
+    """Vectors per clipped distance added to keys and values (arXiv 1803.02155, section 3.2).
+
+    e_ij = q_i . (k_j + aK[clip(j - i, -k, k)]) / sqrt(d) and z_i = sum_j p_ij (v_j + aV[clip(j - i)]); the tables are
+    shared by the heads of a layer. BERT's `relative_key` has no aV, its `relative_key_query` adds k_j . aK as well
+    (`meets="both"`); OpenNMT has one table for keys and values (`values="shared"`); VITS has no vectors beyond k
+    (`outside="zero"`); Nezha's are fixed sinusoids.
+    """
+
+    parameter_specs = {
+        "max_distance": Parameter(16, "k: the largest distance with vectors of its own", minimum=1),
+        "values": Parameter(True, "vectors for the values: own, none, or the keys'", choices=(True, False, "shared")),
+        "table": Parameter("learned", "learned vectors or fixed sinusoids", choices=("learned", "sinusoidal")),
+        "outside": Parameter("clamp", "beyond k: the vectors of k or none", choices=("clamp", "zero")),
+        "meets": Parameter("query", "what meets the keys' vectors: queries, or keys too", choices=("query", "both")),
+    }
+    source = "arXiv 1803.02155, section 3.2"
+    max_distance: int
+    values: bool | str
+    table: str
+    outside: str
+    meets: str
+
+    @classmethod
+    def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:
+        values = parameters["values"]
+        return f"shaw adds vectors to the values (values={values})" if values else None
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        entries = self.max_distance + 1 if self.causal else 2 * self.max_distance + 1
+        if self.table == "learned":
+            self.key_table = nn.Parameter(torch.empty(entries, self.head_dim))
+            if self.values is True:
+                self.value_table = nn.Parameter(torch.empty(entries, self.head_dim))
+
+    def initialize(self, std: float) -> None:
+        for table in self.parameters():
+            init.xavier_uniform_(table)
+
+    def _vectors(self, name: str, positions: Positions) -> torch.Tensor:
+        """The vectors of the keys or of the values, `(1, entries, head_dim)`, with zeros around them for `outside`."""
+        if self.table == "learned":
+            vectors = getattr(self, name, self.key_table)
+        else:
+            distances = torch.arange(-self.max_distance, 1 + (0 if self.causal else self.max_distance))
+            vectors = sinusoid(distances.to(positions.query.device), self.head_dim, positions.dtype, interleaved=True)
+        return (vectors if self.outside == "clamp" else pad(vectors, (0, 0, 1, 1)))[None]
+
+    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+        vectors = self._vectors("key_table", positions)
+        low = -self.max_distance - (self.outside == "zero")
+        return ScoreTerms(
+            query_vectors=vectors,
+            key_vectors=vectors if self.meets == "both" else None,
+            value_vectors=self._vectors("value_table", positions) if self.values else None,
+            span=(low, low + vectors.shape[1] - 1),
+        )
+
+
+class TransformerXL(PositionScheme):
+    """Sinusoids of the distance meet the query, with two learned offsets (arXiv 1901.02860, section 3.3).
+
+    A_ij = ((q_i + u) . k_j + (q_i + v) . W_r R[i - j]) / sqrt(d); R is [sin | cos] of the distance, for all layers.
+    """
+
+    parameter_specs = {
+        "clamp_len": Parameter(None, "distances beyond use the sinusoid of this one", minimum=1, optional=True),
+    }
+    source = "arXiv 1901.02860, section 3.3"
+    clamp_len: int | None
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.hidden_size: int = config.hidden_size
+        self.dropout: float = config.hidden_dropout
+        self.distance_projection = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
+        self.key_offset = nn.Parameter(torch.empty(self.heads, self.head_dim))
+        self.distance_offset = nn.Parameter(torch.empty(self.heads, self.head_dim))
+
+    def initialize(self, std: float) -> None:
+        init.normal_(self.distance_projection.weight, std=std)
+        init.normal_(self.key_offset, std=std)
+        init.normal_(self.distance_offset, std=std)
+
+    def prepare(self, positions: Positions) -> torch.Tensor:
+        back = -positions.distances
+        if self.clamp_len is not None:
+            back = back.clamp(-self.clamp_len, self.clamp_len)
+        return dropout(sinusoid(back, self.hidden_size, positions.dtype), self.dropout, self.training)
+
+    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+        projected = self.distance_projection(prepared.to(self.distance_projection.weight.dtype))
+        return ScoreTerms(
+            query_vectors=projected.unflatten(-1, (self.heads, self.head_dim)).transpose(0, 1).contiguous(),
+            key_offset=self.key_offset,
+            distance_offset=self.distance_offset,
+        )
+
+
+class XLNet(TransformerXL):
+    """Transformer-XL's terms in both directions, and one for tokens of the same or another segment (arXiv 1906.08237).
+
+    The term of segments, (q_i + s) . e[same or not] / sqrt(d), exists in an encoder with `type_vocab_size`, in place
+    of embeddings of types, and is added when `token_type_ids` are given (section 2.5). A memory holds no types: as in
+    the released code, what it remembers is of type 0. A decoder is `attn_type="uni"` of that code.
+    """
+
+    reads_token_types = True
+    source = "arXiv 1906.08237, sections 2.4 and 2.5"
+
+    @classmethod
+    def check(cls, config: Any, parameters: dict[str, Any]) -> None:
+        if config.causal and config.type_vocab_size:
+            raise ValueError(
+                f"type_vocab_size={config.type_vocab_size} is refused for position_scheme 'xlnet' in a decoder: "
+                "a cache holds no token types; use 0"
+            )
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.has_segments: bool = config.type_vocab_size > 0
+        if self.has_segments:
+            self.segment_table = nn.Parameter(torch.empty(2, self.heads, self.head_dim))
+            self.segment_offset = nn.Parameter(torch.empty(self.heads, self.head_dim))
+
+    def initialize(self, std: float) -> None:
+        super().initialize(std)
+        if self.has_segments:
+            init.normal_(self.segment_table, std=std)
+            init.normal_(self.segment_offset, std=std)
+
+    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+        terms = super().score_terms(positions, prepared, query, key)
+        if positions.token_types is None or not self.has_segments:
+            return terms
+        by_head = (self.segment_table.transpose(0, 1), self.segment_offset)
+        return replace(terms, dense=self._segment_term, learned_by_head=by_head)
+
+    def _segment_term(
+        self, positions: Positions, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor, offset: torch.Tensor
+    ) -> torch.Tensor:
+        met = (query + offset[:, None].to(query.dtype)) * self.scale() @ table.transpose(1, 2).to(query.dtype)
+        asking: Any = positions.query_types
+        asked: Any = positions.token_types
+        return torch.where((asking[:, :, None] == asked[:, None, :])[:, None], met[..., :1], met[..., 1:])
+
+
+class Music(PositionScheme):
+    """A learned vector per head and distance meets the query (Music Transformer, arXiv 1809.04281, section 3.4).
+
+    Distances beyond the table add nothing, as in the released code.
+    """
+
+    parameter_specs = {
+        "max_distance": Parameter(512, "number of distances with a vector, 0 included", minimum=1),
+        "share_heads": Parameter(False, "one table for all heads of a layer", choices=(False, True)),
+    }
+    refuses = {"bidirectional": "its table holds the past only (arXiv 1809.04281, section 3.4.1)"}
+    source = "arXiv 1809.04281, section 3.4"
+    max_distance: int
+    share_heads: bool
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.table = nn.Parameter(torch.empty(1 if self.share_heads else self.heads, self.max_distance, self.head_dim))
+
+    def initialize(self, std: float) -> None:
+        init.normal_(self.table, std=self.head_dim**-0.5)
+
+    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+        return ScoreTerms(query_vectors=pad(self.table, (0, 0, 1, 1)), span=(-self.max_distance, 1))

@@ -1,0 +1,276 @@
+"""What all models share: weights and conventions, and a stack of embeddings, position schemes and layers."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.modeling_utils import PreTrainedModel
+
+from .adaptive_softmax import AdaptiveEmbedding
+from .adaptive_softmax import embedding_width
+from .attention import RelPosAttention
+from .configuration_relpos import RelPosConfig
+from .position_builder import build_positions
+from .position_builder import for_decoding
+from .position_builder import whole_numbers
+from .position_ids_cache import remember_numbers
+from .position_two_stream import QueryStream
+from .positions import Positions
+from .scheme_base import PositionScheme
+from .scheme_registry import build_schemes
+from .scheme_registry import layer_schemes
+from .scheme_registry import probabilities_reason
+from .segment_memory import SegmentMemory
+from .segment_memory import check_memory
+from .transformer_layer import RelPosLayer
+from .transformer_layer import make_norm
+
+_PASSED_ON = {
+    "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "shift_labels", "cache_position",
+    "is_causal", "logits_to_keep", "next_sequence_length", "token_type_ids",
+}  # fmt: skip
+"""Keyword arguments of transformers that a forward accepts without naming them."""
+
+
+class RelPosPreTrainedModel(PreTrainedModel):
+    """Weights, backends and conventions that all models share."""
+
+    config: RelPosConfig
+    config_class = RelPosConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["RelPosLayer"]
+    _skip_keys_device_placement = ["cache", "past_key_values"]
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _can_record_outputs = {"hidden_states": RelPosLayer, "attentions": RelPosAttention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Fill one module. A gain stands on the projection itself: transformers skips modules without weights of their own."""
+        super()._init_weights(module)
+        if isinstance(module, PositionScheme):
+            module.initialize(self.config.initializer_range)
+        elif isinstance(module, RelPosStack) and module.mask_emb is not None:
+            init.normal_(module.mask_emb, std=self.config.initializer_range)
+        elif (gain := getattr(module, "init_gain", 1.0)) != 1.0:
+            init.normal_(module.get_parameter("weight"), std=self.config.initializer_range * gain)
+
+    def _flex_attn_can_dispatch(self, is_init_check: bool = False) -> bool:
+        reason = next(filter(None, map(probabilities_reason, self.config.stacks())), None)
+        if reason is not None:
+            raise ValueError(f"attn_implementation='flex_attention' cannot do this scheme: {reason}; use 'sdpa' or 'eager'")
+        return super()._flex_attn_can_dispatch(is_init_check)
+
+    @torch.no_grad()
+    def attention_plan(self, length: int, cached: int = 0) -> list[dict[str, Any]]:
+        """How each layer attends to its own tokens, as it would in a forward pass in the current mode.
+
+        Args:
+            length: number of tokens, without padding.
+            cached: number of tokens before them, in a memory or cache.
+
+        Returns:
+            For each layer its `stack`, number, `scheme`, and `path`: `eager`, `flex_attention`, or under `sdpa` `fused` (nothing is
+            added to the scores), `blockwise` (memory linear in the length) or `dense` (one bias of all pairs).
+
+        Raises:
+            ValueError: a number of tokens that is none.
+        """
+        for name, given, least in (("length", length, 1), ("cached", cached, 0)):
+            if not isinstance(given, int) or isinstance(given, bool) or given < least:
+                raise ValueError(f"{name}={given!r} is not allowed: a whole number of tokens, at least {least}")
+        plan = []
+        for name, stack in self.named_modules():
+            if not isinstance(stack, RelPosStack):
+                continue
+            config, like = stack.config, next(stack.parameters())
+            seen = (cached, cached + length, 0) if config.causal and cached else None
+            window = getattr(config, "sliding_window", None)
+            slots = cached if not config.causal and getattr(config, "mem_len", 0) else 0
+            positions = build_positions(
+                (1, length), like, causal=config.causal, window=window, cached=seen, memory_slots=slots
+            )
+            prepared = stack.prepare(positions)
+            named = zip(layer_schemes(config), stack.schemes_of_layers(), strict=True)
+            for number, (scheme_name, scheme) in enumerate(named):
+                attention: Any = stack.layers[number].attention
+                shape: Any = (1, config.num_attention_heads, length, config.head_dim)
+                query = like.new_zeros(shape)
+                given = scheme.for_layer(prepared[type(scheme)], attention)
+                terms = scheme.score_terms(positions, given, query, query)
+                found = {"layer": number, "scheme": scheme_name, "path": attention.path(terms, positions)}
+                plan.append({"stack": name or "model", **found})
+        return plan
+
+    def _token_loss(self, logits: torch.Tensor, labels: torch.Tensor, shifted: bool, kwargs: dict[str, Any]) -> torch.Tensor:
+        """Mean loss of the targets that are not -100, or their sum over `num_items_in_batch`; 0 when there is no target."""
+        targets = kwargs.get("shift_labels")
+        total = self._count_targets(targets if targets is not None else labels[..., 1:] if shifted else labels, kwargs)
+        extra = {"shift_labels": targets} if targets is not None else {}
+        return self.loss_function(
+            logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=total, **extra
+        )
+
+    def _count_targets(self, targets: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+        """By how many a sum of losses is divided: `num_items_in_batch`, else the targets that are not -100; at least 1."""
+        total = kwargs.get("num_items_in_batch")
+        total = targets.ne(-100).sum() if total is None else torch.as_tensor(total, device=targets.device)
+        return total.clamp(min=1)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As in transformers; adaptive embeddings are refused, since their clusters are made for one vocabulary."""
+        if getattr(self.config, "cutoffs", None):
+            raise ValueError(f"embeddings with cutoffs={self.config.cutoffs} cannot be resized")
+        return super().resize_token_embeddings(*args, **kwargs)
+
+
+class RelPosStack(RelPosPreTrainedModel):
+    """Embeddings, position schemes and layers: what the encoder and the decoder share."""
+
+    layer_class: type[RelPosLayer] = RelPosLayer
+    position_schemes: Any
+    """An `nn.ModuleList` of position schemes, whose type does not say what it holds."""
+
+    def __init__(self, config: RelPosConfig) -> None:
+        super().__init__(config)
+        width, adaptive = embedding_width(config), getattr(config, "cutoffs", None)
+        plain = (config.vocab_size, width, config.pad_token_id)
+        self.embed_tokens = AdaptiveEmbedding(config) if adaptive else nn.Embedding(*plain)
+        self.norm_first = config.embedding_norm == "before_projection"
+        same = width == config.hidden_size
+        self.embed_projection = None if same else nn.Linear(width, config.hidden_size, bias=self.norm_first)
+        normed = width if self.norm_first else config.hidden_size
+        self.embed_norm = make_norm(config, normed) if config.embedding_norm else None
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        asks = getattr(config, "query_stream", False)
+        self.mask_emb = nn.Parameter(torch.empty(config.hidden_size)) if asks else None
+        schemes, self.scheme_of_layer = build_schemes(config)
+        types = 0 if any(scheme.reads_token_types for scheme in schemes) else config.type_vocab_size
+        self.embed_types = nn.Embedding(types, width) if types else None
+        self.position_schemes = nn.ModuleList(schemes)
+        layers = [self.layer_class(config, index) for index in range(config.num_hidden_layers)]
+        self.layers = nn.ModuleList(layers)
+        for layer, index in zip(layers, self.scheme_of_layer, strict=True):
+            layer.set_init_gains(schemes[index].query_gain(), config.num_hidden_layers)
+        self.norm = make_norm(config, config.hidden_size) if config.norm_position == "pre" else None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value
+
+    def _embed_ids(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        """Token embeddings `(batch, sequence, embedding_size)` of exactly one of the two inputs."""
+        if inputs_embeds is not None and input_ids is None:
+            return inputs_embeds
+        if input_ids is None or inputs_embeds is not None:
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        if not torch.compiler.is_compiling():
+            self._check_ids(input_ids)
+        return self.embed_tokens(input_ids)
+
+    def _check_ids(self, input_ids: Any) -> None:
+        """Refuse what is no batch of token ids."""
+        if not whole_numbers(input_ids) or input_ids.dim() != 2:
+            found = f"{tuple(input_ids.shape)} {input_ids.dtype}" if isinstance(input_ids, torch.Tensor) else type(input_ids)
+            raise ValueError(f"input_ids must be a tensor of integers (batch, sequence), found {found}")
+        if input_ids.shape[1] == 0:
+            raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} hold no token: at least one is needed")
+        if input_ids.numel() and (int(input_ids.max()) >= self.config.vocab_size or int(input_ids.min()) < 0):
+            wrong = int(input_ids.max() if input_ids.min() >= 0 else input_ids.min())
+            raise ValueError(
+                f"token id {wrong} is beyond vocab_size={self.config.vocab_size}: 0 to {self.config.vocab_size - 1}"
+            )
+
+    def _check_memory(self, memory: SegmentMemory | None, embeds: torch.Tensor) -> SegmentMemory | None:
+        """The memory, if it fits this model and the batch of `embeds`; else a ValueError."""
+        if memory is None:
+            return None
+        if self.config.mem_len == 0:
+            raise ValueError("memory was given to a model with mem_len=0: set mem_len to use segment memory")
+        size, widen = self.config.hidden_size, self.embed_projection
+        like = embeds if widen is None else widen.weight.new_empty(1, 1, size)
+        return check_memory(memory, embeds.shape[0], self.config.num_hidden_layers, self.config.mem_len, like)
+
+    def _enter(self, embeds: torch.Tensor, positions: Positions, token_type_ids: torch.Tensor | None) -> torch.Tensor:
+        """What enters the first layer, `(batch, sequence, hidden_size)`."""
+        hidden_states = embeds * embeds.shape[-1] ** 0.5 if self.config.scale_embedding else embeds
+        if self.embed_types is not None:
+            types = torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
+            hidden_states = hidden_states + self.embed_types(types if token_type_ids is None else token_type_ids)
+        if self.norm_first and self.embed_norm is not None:
+            hidden_states = self.embed_norm(hidden_states)
+        if self.embed_projection is not None:
+            hidden_states = self.embed_projection(hidden_states)
+        hidden_states = self.position_schemes[0].embed(hidden_states, positions.in_document)
+        return self.dropout(hidden_states if self.embed_norm is None or self.norm_first else self.embed_norm(hidden_states))
+
+    def _run_layers(
+        self,
+        hidden_states: torch.Tensor,
+        positions: Positions,
+        memory: SegmentMemory | None = None,
+        cache: Cache | None = None,
+        force_eager: bool = False,
+        source: tuple[torch.Tensor, Positions] | tuple[()] = (),
+        queries: QueryStream | None = None,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run all layers; returns the last hidden states `(batch, sequence, hidden_size)` and what entered each layer.
+
+        A `source` is what the layers of an encoder-decoder attend to beside. It is passed by place, because reentrant
+        gradient checkpointing sends no gradients through keywords. With a query stream of targets, its last hidden
+        states `(batch, predict, hidden_size)` are returned.
+        """
+        positions = for_decoding(positions, cache)
+        prepared = self.prepare(positions)
+        asked = {} if queries is None else self.prepare(queries.positions)
+        targets, asking = (None, None) if queries is None else (queries.states, queries.asking())
+        entered = []
+        for index, (layer, scheme) in enumerate(zip(self.layers, self.schemes_of_layers(), strict=True)):
+            entered.append(hidden_states)
+            beside: tuple[Any, ...] = source
+            if asking is not None:
+                beside = (targets, {**asking, "prepared": asked[type(scheme)]})
+            hidden_states = layer(
+                hidden_states,
+                None if memory is None else memory.hidden[:, index],
+                *beside,
+                scheme=scheme,
+                positions=positions,
+                prepared=prepared[type(scheme)],
+                cache=cache,
+                force_eager=force_eager,
+            )
+            if asking is not None:
+                hidden_states, targets = hidden_states
+        remember_numbers(cache, positions, len(self.layers))
+        last = hidden_states if targets is None else targets
+        return last if self.norm is None else self.norm(last), entered
+
+    def schemes_of_layers(self) -> list[PositionScheme]:
+        """The scheme of each layer."""
+        return [self.position_schemes[index] for index in self.scheme_of_layer]
+
+    def prepare(self, positions: Positions) -> dict[type, Any]:
+        """What the layers of one scheme share in one pass, by the scheme's class."""
+        prepared: dict[type, Any] = {}
+        for scheme in self.position_schemes:
+            if type(scheme) not in prepared:
+                make = partial(scheme.prepare, positions)
+                prepared[type(scheme)] = make() if scheme.encodes() else positions.kept(type(scheme), make)
+        return prepared
+
+    def _wants_attentions(self, kwargs: dict[str, Any]) -> bool:
+        """Whether probabilities are asked for, which only the eager path gives; unknown arguments are refused."""
+        unknown = sorted(set(kwargs) - _PASSED_ON)
+        if unknown:
+            raise TypeError(f"{type(self).__name__}.forward got unknown arguments: {', '.join(unknown)}")
+        wanted = kwargs.get("output_attentions")
+        return bool(self.config.output_attentions if wanted is None else wanted)

@@ -1,0 +1,1 @@
+"""A training run: arguments, model, trainer, folder, card."""

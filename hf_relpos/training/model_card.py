@@ -1,0 +1,211 @@
+"""The model card of a run, written from what stands in its folder: arguments, text, numbers and sample."""
+
+import json
+import re
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult
+from huggingface_hub import ModelCard
+from huggingface_hub import ModelCardData
+from safetensors import safe_open
+from transformers import AutoConfig
+from transformers import PreTrainedConfig
+
+from hf_relpos.evaluation.language_model import position_bound
+from hf_relpos.training.arguments import DataArguments
+from hf_relpos.training.arguments import ModelArguments
+from hf_relpos.training.arguments import RunArguments
+from hf_relpos.training.model_setup import is_masked
+from hf_relpos.training.run_folder import MAY_DIFFER
+from hf_relpos.training.run_folder import describe_run
+from hf_relpos.training.run_folder import read_record
+
+SAMPLE = "sample.txt"
+# In an installed package the template lies beside this file, in the repository in its own folder.
+TEMPLATES = (
+    Path(__file__).parent / "model_card_template.md",
+    Path(__file__).parents[2] / "model_cards" / "template.md",
+)
+
+# Settings that say how a run was watched and published, not how the model came about.
+LEFT_OUT = tuple(prefix for prefix in MAY_DIFFER if prefix not in ("max_steps", "num_train_epochs"))
+
+METRICS = {
+    "loss": "loss (nats a token)",
+    "perplexity": "perplexity",
+    "bits_per_byte": "bits per byte",
+    "gzip_bits_per_byte": "bits per byte of `gzip -9`",
+    "xz_bits_per_byte": "bits per byte of `xz -9`",
+    "accuracy": "token accuracy",
+}
+
+
+def write_model_card(folder: str | Path) -> Path:
+    """Write `README.md` of a run's folder.
+
+    Args:
+        folder: holds the model, `run_arguments.json` and, once it was evaluated, `all_results.json`.
+
+    Returns:
+        The path of the card.
+    """
+    folder = Path(folder)
+    record, config = read_record(folder), AutoConfig.from_pretrained(folder)
+    results = folder / "all_results.json"
+    numbers = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
+    name = folder.resolve().name
+    template = Template(next(path for path in TEMPLATES if path.is_file()).read_text(encoding="utf-8"))
+    body = template.substitute(
+        title=name,
+        introduction=_introduction(folder, config),
+        usage=_usage(config),
+        text=_text(record["text"]),
+        results=_results(numbers),
+        sample=_sample(folder),
+        arguments=_arguments(record),
+        limits=_limits(record, config),
+    )
+    path = folder / "README.md"
+    ModelCard(f"---\n{_metadata(name, config, record, numbers).to_yaml()}\n---\n\n{body}").save(path)
+    return path
+
+
+def _metadata(name: str, config: PreTrainedConfig, record: dict[str, Any], numbers: dict[str, Any]) -> ModelCardData:
+    task = "fill-mask" if is_masked(config) else "text-generation"
+    source = record["text"]["source"]
+    values = {metric: numbers.get(f"eval_{metric}") for metric in ("loss", "perplexity", "bits_per_byte", "accuracy")}
+    results = [
+        EvalResult(
+            task_type=task,
+            dataset_type=record["data"]["dataset_name"] or "text",
+            dataset_name=f"validation part of {source}",
+            metric_type=metric,
+            metric_value=round(value, 5),
+        )
+        for metric, value in values.items()
+        if value is not None
+    ]
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag=task,
+        tags=["hf_relpos", config.model_type, *_schemes(config)],
+        model_name=name,
+        eval_results=results or None,
+    )
+
+
+def _schemes(config: PreTrainedConfig) -> list[str]:
+    schemes = getattr(config, "position_scheme", [])
+    return [schemes] if isinstance(schemes, str) else sorted(set(schemes))
+
+
+def _introduction(folder: Path, config: PreTrainedConfig) -> str:
+    kind = "masked" if is_masked(config) else "causal"
+    schemes = " and ".join(f"`{scheme}`" for scheme in _schemes(config))
+    shape = f"{config.num_hidden_layers} layers, width {config.hidden_size}, {config.num_attention_heads} heads"
+    memory = f" It carries {config.mem_len} tokens of segment memory." if getattr(config, "mem_len", 0) else ""
+    positions = f" Its position scheme is {schemes}." if schemes else ""
+    return (
+        f"A {kind} language model (`{config.model_type}`) of {_count_parameters(folder):,} parameters: {shape}, "
+        f"{config.vocab_size:,} tokens.{positions}{memory}"
+    )
+
+
+def _count_parameters(folder: Path) -> int:
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118  not a dict
+                size = 1
+                for length in weights.get_slice(name).get_shape():
+                    size *= length
+                total += size
+    return total
+
+
+def _usage(config: PreTrainedConfig) -> str:
+    auto = "AutoModelForMaskedLM" if is_masked(config) else "AutoModelForCausalLM"
+    lines = [
+        f"from transformers import AutoTokenizer, {auto}",
+        "",
+        'folder = "."  # this folder, or its name on the Hub',
+        "tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)",
+        f"model = {auto}.from_pretrained(folder, trust_remote_code=True)",
+    ]
+    if is_masked(config):
+        lines += [
+            'inputs = tokenizer(f"import {tokenizer.mask_token}", return_tensors="pt")',
+            "print(tokenizer.decode(model(**inputs).logits.argmax(-1)[0]))",
+        ]
+    else:
+        lines += [
+            'inputs = tokenizer(tokenizer.bos_token + "import ", return_tensors="pt")',
+            "print(tokenizer.decode(model.generate(**inputs, do_sample=True)[0]))",
+        ]
+    return "\n".join(lines)
+
+
+def _text(text: dict[str, Any]) -> str:
+    lines = [f"Source: {text['source']}.", "", "| split | documents | bytes | SHA-256 |", "|---|---:|---:|---|"]
+    for split, found in text.items():
+        if split != "source":
+            lines.append(f"| {split} | {found['documents']:,} | {found['bytes']:,} | `{found['sha256']}` |")
+    return "\n".join(lines)
+
+
+def _results(numbers: dict[str, Any]) -> str:
+    found = {name: prefix for name, prefix in (("validation", "eval"), ("test", "test")) if f"{prefix}_loss" in numbers}
+    if not found:
+        return "Not evaluated."
+    lines = ["| | " + " | ".join(found) + " |", "|---|" + "---:|" * len(found)]
+    for metric, label in METRICS.items():
+        values = [numbers.get(f"{prefix}_{metric}") for prefix in found.values()]
+        cells = ["" if value is None else f"{value:.4f}" for value in values]
+        if any(cells):
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    lines += ["", "Every token counts once and weighs the same; documents are read in consecutive blocks."]
+    return "\n".join(lines)
+
+
+def _sample(folder: Path) -> str:
+    path = folder / SAMPLE
+    if not path.is_file():
+        return ""
+    text = path.read_text(encoding="utf-8")
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=2))
+    return f"A sample, not selected; its first characters are given:\n\n{fence}text\n{text}\n{fence}\n"
+
+
+def _arguments(record: dict[str, Any]) -> str:
+    usual = describe_run(ModelArguments(), DataArguments(), RunArguments(), {})
+    settings = {
+        name: value
+        for group in ("model", "data", "training")
+        for name, value in record[group].items()
+        if value != usual[group].get(name) and not name.startswith(LEFT_OUT)
+    }
+    for name in ("config_overrides", "position_parameters"):
+        if name in settings:
+            settings[name] = json.loads(settings[name])
+    lines = yaml.safe_dump(settings, sort_keys=True, allow_unicode=True)
+    return f"With `train_lm.py` of hf_relpos and these settings; the rest has its defaults:\n\n```yaml\n{lines}```"
+
+
+def _limits(record: dict[str, Any], config: PreTrainedConfig) -> str:
+    block = record["data"]["block_size"]
+    lines = [
+        f"- It knows only the text above. It was trained on blocks of {block} tokens; how well it uses more context "
+        "was not measured here.",
+        "- It is a small model for research on position schemes: what it writes may be wrong, or copied from its "
+        "text, and was checked by nobody.",
+        "- The numbers hold for this text, this tokenizer and one seed. Of models with different tokenizers only the "
+        "bits per byte compare.",
+        "- The licence of the training text may bear on the weights.",
+    ]
+    bound = position_bound(config)
+    if bound:
+        lines.insert(1, f"- Its positions are learned: it takes at most {bound} tokens at once and refuses more.")
+    return "\n".join(lines)

@@ -1,0 +1,141 @@
+"""From arguments to a model: a new one of a family, or a trained one to go on with."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING
+from transformers import MODEL_FOR_MASKED_LM_MAPPING
+from transformers import AutoConfig
+from transformers import AutoModelForCausalLM
+from transformers import AutoModelForMaskedLM
+from transformers import GenerationConfig
+from transformers import PreTrainedConfig
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase
+
+from hf_relpos.evaluation.language_model import position_bound
+from hf_relpos.training.arguments import ModelArguments
+
+# What may change when training goes on from a folder: fields that no weight and no learned behaviour hangs on.
+ADJUSTABLE = {
+    "mem_len",
+    "sliding_window",
+    "detach_memory",
+    "hidden_dropout",
+    "attention_dropout",
+    "classifier_dropout",
+}
+
+
+# Tokens in a block of a new model.
+DEFAULT_BLOCK_SIZE = 256
+
+
+def check_block_size(config: PreTrainedConfig, block_size: int | None) -> int:
+    """The length of the blocks for a model: what was asked for, or what the model was made for.
+
+    Raises:
+        ValueError: the model is bounded to fewer positions.
+    """
+    chosen = block_size or getattr(config, "max_position_embeddings", None) or DEFAULT_BLOCK_SIZE
+    bound = position_bound(config)
+    if bound is not None and chosen > bound:
+        raise ValueError(f"block_size={chosen} is beyond the {bound} positions that the model has learned: at most {bound}")
+    return chosen
+
+
+def build_config(arguments: ModelArguments, block_size: int | None) -> PreTrainedConfig:
+    """The configuration that the arguments describe.
+
+    Args:
+        arguments: a family and its fields, or a folder whose fields they must agree with.
+        block_size: length of the training blocks, which a new model is made for; None leaves it to the model.
+    """
+    fields = arguments.config_fields()
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size={block_size} must be at least 1")
+    if arguments.model_name_or_path:
+        return _adjusted(_load_config(arguments.model_name_or_path), fields, arguments.model_name_or_path)
+    if arguments.model_type not in CONFIG_MAPPING:
+        families = sorted(name for name in CONFIG_MAPPING if name.startswith("relpos"))
+        raise ValueError(f"unknown model_type={arguments.model_type!r}; one of {families}, or another of transformers'")
+    family = CONFIG_MAPPING[arguments.model_type]
+    _refuse_unknown(fields, family)
+    fields = {"max_position_embeddings": block_size or DEFAULT_BLOCK_SIZE, **fields}
+    try:
+        return family(**fields)
+    except StrictDataclassError as error:
+        raise ValueError(str(error)) from error
+
+
+def is_masked(config: PreTrainedConfig) -> bool:
+    """Whether a configuration belongs to a masked language model; otherwise it is a causal one."""
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING
+
+
+def build_model(arguments: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The language model of a configuration, new or with the weights of `model_name_or_path`."""
+    auto = AutoModelForMaskedLM if is_masked(config) else AutoModelForCausalLM
+    options: dict[str, Any] = {}
+    if arguments.mem_len and is_masked(config):
+        raise ValueError(
+            f"mem_len={arguments.mem_len} is refused for an encoder: it is trained block by block, without memory"
+        )
+    if arguments.attn_implementation:
+        options["attn_implementation"] = arguments.attn_implementation
+    if arguments.model_name_or_path:
+        name = arguments.model_name_or_path
+        model = auto.from_pretrained(name, config=config, dtype=torch.float32, **options)
+        if len(tokenizer) > config.vocab_size:
+            model.resize_token_embeddings(len(tokenizer))
+    else:
+        if "vocab_size" not in arguments.config_fields():
+            config.vocab_size = len(tokenizer)
+        if config.vocab_size < len(tokenizer):
+            raise ValueError(f"vocab_size={config.vocab_size} is less than the tokenizer's {len(tokenizer)} tokens")
+        for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(config, token, getattr(tokenizer, token))
+        model = auto.from_config(config, **options)
+    if model.can_generate():
+        model.generation_config = _generation_config(config, tokenizer)
+    return model
+
+
+def _generation_config(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+    bound = position_bound(config)
+    return GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        max_new_tokens=min(200, bound // 2) if bound else 200,
+        use_cache=True,
+    )
+
+
+def _load_config(name: str) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(name)
+    except OSError as error:
+        raise ValueError(f"model_name_or_path={name!r} is neither a model folder nor a model of the Hub") from error
+
+
+def _adjusted(config: PreTrainedConfig, fields: dict[str, Any], name: str) -> PreTrainedConfig:
+    _refuse_unknown(fields, type(config))
+    changes = {field: value for field, value in fields.items() if getattr(config, field) != value}
+    for field in changes.keys() - ADJUSTABLE:
+        raise ValueError(
+            f"{name} has {field}={getattr(config, field)!r}, the arguments ask for {changes[field]!r}; "
+            f"of a trained model only {sorted(ADJUSTABLE)} can be changed"
+        )
+    if "mem_len" in changes and hasattr(config, "sliding_window"):
+        changes = {"sliding_window": "auto"} | changes  # the window follows the memory unless it is given
+    return type(config).from_dict(config.to_dict() | changes) if changes else config
+
+
+def _refuse_unknown(fields: dict[str, Any], family: type[PreTrainedConfig]) -> None:
+    allowed = sorted(field.name for field in dataclasses.fields(family))
+    for name in fields:
+        if name not in allowed:
+            raise ValueError(f"{family.__name__} has no field {name!r}; one of {allowed}")
