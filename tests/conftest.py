@@ -2,17 +2,12 @@
 
 import os
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# For this process and for all that tests start, whatever the shell says: runs that are compared bit by bit must add up in
+# the same order, tiny tensors are slower on many threads, and the tests share the cores among their workers.
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import pytest
 import torch
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    """Tiny tensors are slower on many threads, and the tests share the cores among their workers."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -104,7 +104,9 @@ def test_the_copier_finds_exactly_the_siblings() -> None:
 
 def test_the_folder_of_what_ships_is_what_save_pretrained_writes(tmp_path: pathlib.Path) -> None:
     """A saved encoder-decoder carries all files of `hf_relpos/model`, under their names."""
-    config = hf_relpos.RelPosSeq2SeqConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, pad_token_id=0)
+    config = hf_relpos.RelPosSeq2SeqConfig(
+        vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, pad_token_id=0
+    )
     hf_relpos.RelPosSeq2SeqForConditionalGeneration(config).save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == {path.name for path in MODEL.glob("*.py")}
 
