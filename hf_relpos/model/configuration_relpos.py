@@ -76,6 +76,8 @@ class RelPosConfig(PreTrainedConfig):
         share_positions (`"layer"` or `"model"`): each layer owns its position parameters, or one set serves the stack.
         attention_path (`"auto"`, `"dense"` or `"blockwise"`): how `sdpa` attends with score terms: block by block in memory linear in
             the length, or with one dense bias; by default blockwise wherever it can and pays.
+        position_ids_mark_documents (`bool`): in a pass without attention mask, cache and memory, `position_ids` that begin anew
+            at 0 begin a document, as in transformers' own models: nothing before it is seen. False: they only number tokens.
         classifier_dropout (`float`, *optional*): dropout before a classification head; `hidden_dropout` by default.
     """
 
@@ -115,6 +117,7 @@ class RelPosConfig(PreTrainedConfig):
     position_parameters: dict[str, Any] | None = None
     share_positions: Literal["layer", "model"] = "layer"
     attention_path: Literal["auto", "dense", "blockwise"] = "auto"
+    position_ids_mark_documents: bool = True
     classifier_dropout: float | int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -16,6 +16,7 @@ from .scheme_registry import in_order
 _REFUSED = {
     "mem_len": "segment memory goes on with one text, but each pair of source and target is a text of its own",
     "sliding_window": "generate would cut the cache of the source to it too",
+    "position_ids_mark_documents": "documents of the source would have to be paired with those of the target",
     "parallel_residual": "attention to the source would have to read what attention to the target has not written yet",
 }
 """Fields of other families that have no meaning here, with the reason."""
@@ -56,9 +57,11 @@ class RelPosSeq2SeqConfig(RelPosConfig):
     use_cache: bool = True
     decoder_start_token_id: int | None = None
     scale_head: bool = False
+    position_ids_mark_documents: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
-        given = {"parallel_residual": self.parallel_residual, **kwargs}
+        own = ("parallel_residual", "position_ids_mark_documents")
+        given = {name: getattr(self, name) for name in own} | kwargs
         for name, reason in _REFUSED.items():
             if given.get(name):
                 raise ValueError(f"{name}={given[name]!r} is refused for an encoder-decoder: {reason}")

@@ -128,7 +128,8 @@ class RelPosEncoderModel(RelPosStack):
         Args:
             input_ids: token ids; or `inputs_embeds (batch, sequence, embedding_size)` in their place.
             attention_mask: `(batch, sequence)` 1 for tokens, 0 for padding.
-            position_ids: `(batch|1, sequence)` position numbers; by default tokens are counted.
+            position_ids: `(batch|1, sequence)` position numbers; by default tokens are counted. Without attention mask and
+                memory, a 0 that follows a token begins a document (`position_documents.py`).
             token_type_ids: `(batch, sequence)` token types, when the model has any.
             memory: segment memory that an earlier forward returned.
             reset_mask: `(batch, sequence)` true on the first token of each packed document: nothing before it is seen.
@@ -136,9 +137,11 @@ class RelPosEncoderModel(RelPosStack):
             target_mapping: `(batch, predict, sequence)` one-hot rows: the tokens to predict, by a query stream that sees
                 what `perm_mask` lets it, itself included; rows of zeros pad.
         """
-        force_eager = self._wants_attentions(kwargs)
         embeds = self._embed_ids(input_ids, inputs_embeds)
         shape = (embeds.shape[0], embeds.shape[1])
+        alone = attention_mask is None and memory is None
+        reset_mask = self._document_starts(embeds, reset_mask, position_ids, kwargs, alone)
+        force_eager = self._wants_attentions(kwargs)
         memory = self._check_memory(memory, embeds)
         positions = build_positions(
             shape,
@@ -208,21 +211,27 @@ class RelPosDecoderModel(RelPosStack):
             attention_mask: `(batch, cached + sequence)` 1 for tokens, 0 for padding; or a ready mask of four dimensions.
             position_ids: `(batch|1, sequence)` position numbers, whole and in any order; by default tokens are counted. A
                 cache remembers those of its tokens; beside a memory, `(batch|1, mem_len + sequence)` number its slots first.
+                Without attention mask, cache and memory, a 0 that follows a token begins a document, in a pass that then
+                makes no cache (`position_documents.py`).
             cache: key/value cache of earlier tokens; `past_key_values` is its old name.
             use_cache: return a cache; by default what the configuration says, but a model with memory returns memory.
             memory: segment memory that an earlier forward returned.
-            reset_mask: `(batch, sequence)` true on the first token of each document: nothing before it is seen.
+            reset_mask: `(batch, sequence)` true on the first token of each document: nothing before it is seen; `seq_idx` and
+                `cu_seq_lens_q` of transformers' packing collator mark documents too.
         """
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
         config: Any = self.config  # what may be left out of it is complete by now
-        force_eager = self._wants_attentions(kwargs)
         if isinstance(attention_mask, dict):
             attention_mask = attention_mask[config.layer_types[0]]
         embeds = self._embed_ids(input_ids, inputs_embeds)
         batch, sequence = embeds.shape[:2]
-        if use_cache is None and cache is None and reset_mask is not None:
-            use_cache = False  # packed documents are not continued token by token
+        unasked = cache is None and use_cache is None
         cache = self._resolve_cache(cache, use_cache, memory, batch)
+        alone = attention_mask is None and memory is None and (cache is None or unasked)
+        reset_mask = self._document_starts(embeds, reset_mask, position_ids, kwargs, alone)
+        if unasked and reset_mask is not None:
+            cache = None  # packed documents are not continued token by token
+        force_eager = self._wants_attentions(kwargs)
         memory = self._check_memory(memory, embeds)
         positions = build_positions(
             (batch, sequence),

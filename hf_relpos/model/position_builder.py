@@ -6,6 +6,10 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from .position_documents import check_reset_mask
+from .position_documents import count_in_document
+from .position_documents import counts_tokens
+from .position_documents import whole_numbers
 from .positions import Positions
 
 DECODED_ALIKE = 256
@@ -47,25 +51,6 @@ def padding_between(valid: torch.Tensor) -> torch.Tensor | None:
     return between
 
 
-def count_in_document(
-    valid: torch.Tensor | None, reset: torch.Tensor | None, before: torch.Tensor | int, length: int, device: torch.device
-) -> torch.Tensor:
-    """Number of tokens before each token in its own document, `(batch|1, length)`.
-
-    Args:
-        valid: `(batch, length)` False for padding; None when all count.
-        reset: `(batch, length)` True on the first token of a document; None for one document.
-        before: tokens of the first document that came before, a number or `(batch,)`.
-        length: number of tokens.
-    """
-    count = torch.arange(length, device=device)[None] if valid is None else (valid.long().cumsum(-1) - 1).clamp(min=0)
-    before = before[:, None] if isinstance(before, torch.Tensor) and before.dim() else before
-    if reset is None:
-        return count + before
-    first = torch.where(reset, count, 0).cummax(-1).values
-    return torch.where(reset.cumsum(-1) > 0, count - first, count + before)
-
-
 def build_positions(
     shape: tuple[int, int],
     like: torch.Tensor,
@@ -100,13 +85,9 @@ def build_positions(
     sequence, device = shape[1], like.device
     past, keys, offset = cached if cached is not None else (memory_slots, memory_slots + sequence, 0)
     start = past - offset
-    given_mask = valid = key_valid = None
-    if attention_mask is not None and attention_mask.dim() != 2:
-        given_mask = _ready_mask(attention_mask, shape, keys)
-    elif cached is None:
-        valid = key_valid = key_mask(attention_mask, sequence, sequence)
-    else:
-        valid = key_valid = key_mask(attention_mask, past + sequence, offset + keys)
+    given_mask = _ready_mask(attention_mask, shape, keys)
+    tokens, slots = (sequence, sequence) if cached is None else (past + sequence, offset + keys)
+    valid = key_valid = None if given_mask is not None else key_mask(attention_mask, tokens, slots)
     in_document, documents = _documents(shape, device, valid, reset_mask, cached, memory_length)
     key_document = None if documents is None else pad(documents, (memory_slots, 0))  # memory belongs to document 0
     if memory_length is not None:
@@ -116,16 +97,20 @@ def build_positions(
         key_valid, gaps = key_valid[:, offset:], None if gaps is None else gaps[:, offset:]
     key = torch.arange(keys, device=device)[None] + offset - (0 if gaps is None else gaps)
     query = key.index_select(1, own := torch.arange(sequence, device=device) + start)
+    counted = position_ids is None
     if position_ids is not None:
-        given = _check_numbers(position_ids, shape, past, keys, 0 if cached else memory_slots)
-        query, key = _given_positions(given.to(device), own, key, offset, _begins_padded(valid, past))
+        given = _check_numbers(position_ids, shape, past, keys, 0 if cached else memory_slots).to(device)
+        plain = attention_mask is None and cached is None and memory_length is None
+        if not (counted := plain and counts_tokens(given, reset_mask)):
+            given, key = _given_positions(given, own, key, offset, _begins_padded(valid, past))
+        query, in_document = query if counted else given, given
     return Positions(
         query=query,
         key=key,
         fresh_key=query if cached is not None else key,
-        in_document=in_document if position_ids is None else query,
+        in_document=in_document,
         start=start,
-        contiguous=position_ids is None,
+        contiguous=counted,
         causal=causal,
         window=window,
         key_valid=key_valid,
@@ -169,8 +154,10 @@ def source_positions(queries: int, source: torch.Tensor, attention_mask: torch.T
     return Positions(query, key, key, query, start=keys - queries, contiguous=True, causal=False, given_mask=shown)
 
 
-def _ready_mask(attention_mask: torch.Tensor, shape: tuple[int, int], keys: int) -> torch.Tensor:
-    """A mask of four dimensions as booleans, or a ValueError for any other shape: it says nothing about single tokens."""
+def _ready_mask(attention_mask: torch.Tensor | None, shape: tuple[int, int], keys: int) -> torch.Tensor | None:
+    """A mask of four dimensions as booleans, None for one of two; a ValueError for others, which say nothing of single tokens."""
+    if attention_mask is None or attention_mask.dim() == 2:
+        return None
     expected = (shape[0], 1, shape[1], keys)
     given = attention_mask.shape
     if len(given) != 4 or any(size not in (1, full) for size, full in zip(given, expected, strict=True)) or given[3] != keys:
@@ -192,12 +179,7 @@ def _documents(
     """Tokens before each query in its document, `(batch|1, sequence)`, and the number of its document or None."""
     if valid is not None and valid.shape[0] not in (1, shape[0]):
         raise ValueError(f"attention_mask has {valid.shape[0]} rows, the input a batch of {shape[0]}")
-    found = tuple(reset_mask.shape) if isinstance(reset_mask, torch.Tensor) else None
-    if reset_mask is not None and (cached is not None or found != shape):
-        reason = "a KV cache continues one document" if cached is not None else f"expected the shape {shape}"
-        given = f"of shape {found}" if found is not None else f"{reset_mask!r}, which is no tensor,"
-        raise ValueError(f"reset_mask {given} is refused: {reason}")
-    reset = None if reset_mask is None else reset_mask.bool()
+    reset = check_reset_mask(reset_mask, shape, cached is not None)
     if cached is not None and valid is not None:
         own = torch.arange(shape[1], device=device) + cached[0]
         in_document = count_in_document(valid, None, 0, valid.shape[1], device).index_select(1, own)
@@ -212,11 +194,6 @@ def _documents(
 def _behind_memory(valid: torch.Tensor, memory_length: torch.Tensor, slots: int) -> torch.Tensor:
     """Which keys count, `(batch, slots + sequence)`, from `valid (batch, sequence)` and the valid tokens of the memory `(batch,)`."""
     return torch.cat([torch.arange(slots, device=valid.device) >= slots - memory_length[:, None], valid], 1)
-
-
-def whole_numbers(given: Any) -> bool:
-    """Whether an argument is a tensor of whole numbers."""
-    return isinstance(given, torch.Tensor) and not given.is_floating_point() and given.dtype != torch.bool
 
 
 def _check_numbers(

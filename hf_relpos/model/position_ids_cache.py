@@ -14,7 +14,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from transformers.cache_utils import StaticLayer
 from transformers.cache_utils import StaticSlidingWindowLayer
 
-from .position_builder import whole_numbers
+from .position_documents import whole_numbers
 from .positions import Positions
 
 _KINDS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)

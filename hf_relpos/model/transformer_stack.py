@@ -15,7 +15,8 @@ from .attention import RelPosAttention
 from .configuration_relpos import RelPosConfig
 from .position_builder import build_positions
 from .position_builder import for_decoding
-from .position_builder import whole_numbers
+from .position_documents import find_document_starts
+from .position_documents import whole_numbers
 from .position_ids_cache import remember_numbers
 from .position_two_stream import QueryStream
 from .positions import Positions
@@ -198,6 +199,22 @@ class RelPosStack(RelPosPreTrainedModel):
         size, widen = self.config.hidden_size, self.embed_projection
         like = embeds if widen is None else widen.weight.new_empty(1, 1, size)
         return check_memory(memory, embeds.shape[0], self.config.num_hidden_layers, self.config.mem_len, like)
+
+    def _document_starts(
+        self,
+        embeds: torch.Tensor,
+        reset_mask: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        keywords: dict[str, Any],
+        alone: bool,
+    ) -> torch.Tensor | None:
+        """Return the `reset_mask` of a pass over `embeds`, however the caller marked documents (`position_documents.py`).
+
+        Position ids mark documents only if the pass is `alone`, without an attention mask, cache and memory. The `keywords` of
+        packing collators are taken out.
+        """
+        marking = position_ids if alone and self.config.position_ids_mark_documents else None
+        return find_document_starts((embeds.shape[0], embeds.shape[1]), reset_mask, marking, keywords, embeds.device)
 
     def _enter(self, embeds: torch.Tensor, positions: Positions, token_type_ids: torch.Tensor | None) -> torch.Tensor:
         """What enters the first layer, `(batch, sequence, hidden_size)`."""
