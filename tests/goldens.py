@@ -37,6 +37,16 @@ def case_names(*names: str) -> list[Any]:
     return found
 
 
+def case_weights(reader: Any, case: str) -> dict[str, torch.Tensor]:
+    """Return the float64 weights of one case: under `case.<name>.` where it has its own, else those that all cases share.
+
+    The reader leaves such names as they are in folders that mix both (`weights` in its meta.json).
+    """
+    given, own = reader.weights(fp64=True, case=case), f"case.{case}."
+    found = {name.removeprefix(own): weight for name, weight in given.items() if name.startswith(own)}
+    return found or {name: weight for name, weight in given.items() if not name.startswith("case.")}
+
+
 def assert_outputs(reader: Any, case: str, outputs: dict[str, Any]) -> None:
     """Outputs against the float64 ones; where the reference kept only float32 (its memories), against those."""
     exact = {name for name in reader.expect_flat(case, fp64=True) if f"{case}/out64/{name}" in reader.io}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from goldens import assert_gradients
 from goldens import assert_outputs
+from goldens import case_weights
 from goldens import golden
 from test_goldens import SIZES
 from test_goldens import functional
@@ -177,7 +178,7 @@ def test_x_transformers(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     The reference rounded its frequencies and the bases of xPos's decay to float32, whatever it computed in.
     """
     reader, (scheme, parameters) = golden("xt_rotary"), XT[case]
-    weights = {name: weight.requires_grad_() for name, weight in reader.weights(fp64=True, case=case).items()}
+    weights = {name: weight.requires_grad_() for name, weight in case_weights(reader, case).items()}
     config = RelPosDecoderConfig(
         **SIZES, norm_bias=False, mlp_bias=True, tie_word_embeddings=False, position_scheme=scheme,
         position_parameters=parameters, mem_len=7 if case == "rotary_xl" else 0, sliding_window=None,
