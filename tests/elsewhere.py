@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 
 def environment() -> dict[str, str]:
@@ -18,3 +19,16 @@ def reload_folders(root: pathlib.Path, home: pathlib.Path) -> None:
     command = ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, "-I", str(script), str(root)]
     done = subprocess.run(command, env=variables, cwd=home, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def run_script(name: str, *arguments: Any, **variables: str) -> None:
+    """Run a script of this folder to its end, with these environment variables alone."""
+    command = [sys.executable, str(pathlib.Path(__file__).with_name(name)), *map(str, arguments)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def answer_by_remote_code(root: pathlib.Path) -> None:
+    """Let `seam_of_remote_code.py` answer the document beside each model under `root`, each by the code in its folder."""
+    home = str(root / "home")
+    run_script("seam_of_remote_code.py", root, PATH=os.environ["PATH"], HF_HUB_OFFLINE="1", HF_HOME=home)

@@ -22,5 +22,7 @@ if __name__ == "__main__":
         assert type(model).__module__.startswith("transformers_modules.")
         with torch.no_grad():
             output = model(**load_file(document))
-        found = {name: output[name].contiguous() for name in NAMES if output.get(name) is not None}
+            found = {name: output[name].contiguous() for name in NAMES if output.get(name) is not None}
+            if output.get("memory") is not None:
+                found["next logits"] = model(**load_file(document), memory=output.memory).logits
         save_file(found, document.parent / "found.safetensors")

@@ -2,10 +2,7 @@
 
 import copy
 import gc
-import os
 import pathlib
-import subprocess
-import sys
 from collections.abc import Callable
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -15,7 +12,9 @@ from typing import get_type_hints
 import pytest
 import seams
 import torch
+from elsewhere import answer_by_remote_code
 from elsewhere import environment
+from elsewhere import run_script
 from safetensors.torch import load_file
 from safetensors.torch import save_file
 from seams import CELLS
@@ -30,7 +29,6 @@ from hf_relpos.model.scheme_registry import scheme_class
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 LOSS = {"rtol": 1e-5, "atol": 1e-7}
 """transformers computes most losses in float32."""
-HERE = pathlib.Path(__file__).parent
 NOT_YET = {
     *(f"columns-{heads}-*" for heads in ("decoder", "encoder-For*", "seq2seq-For*")),
     *(
@@ -324,13 +322,6 @@ def check_all(seam: str, cells: list[Cell], check: Callable[[Cell], None]) -> No
     assert wrong.keys() == expected, {name: text for name, text in wrong.items() if name not in expected}
 
 
-def run_script(name: str, *arguments: Any, **environment: str) -> None:
-    """Run a script of this folder to its end."""
-    command = [sys.executable, str(HERE / name), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
 def test_two_processes(tmp_path: pathlib.Path) -> None:
     """Two processes with two rows each, one after another, give the update of one batch of four."""
     run_script("seams_of_two_processes.py", tmp_path, **environment())
@@ -352,8 +343,7 @@ def test_remote_code(tmp_path: pathlib.Path) -> None:
         kind = next(auto for auto, name in model.config.family_auto_map.items() if name.endswith(f".{type(model).__name__}"))
         save_file(document, tmp_path / cell.name / "document.safetensors", {"auto": kind})
         save_file(seams.answers(model, document), tmp_path / cell.name / "wanted.safetensors")
-    home = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
-    run_script("seam_of_remote_code.py", tmp_path, **home)
+    answer_by_remote_code(tmp_path)
 
     def check(cell: Cell) -> None:
         found, wanted = (load_file(tmp_path / cell.name / f"{name}.safetensors") for name in ("found", "wanted"))
