@@ -133,26 +133,35 @@ def padding(cell: Cell, folder: pathlib.Path) -> None:
 
 
 def cached(cell: Cell, folder: pathlib.Path) -> None:
-    """Steps of one token and chunks of several give what one pass gives, for padded rows too."""
+    """Steps of one token and chunks of several, behind prompts padded on either side, answer as one pass of each row alone."""
     model, documents = cell.model(), [cell.document(length, seed=length) for length in (9, 7)]
-    batch = seams.pad_together(documents, "left")
-    ids, mask = (
-        ("decoder_input_ids", "decoder_attention_mask") if "decoder_input_ids" in batch else ("input_ids", "attention_mask")
-    )
-    whole, total = seams.answers(model, batch, use_cache=False), batch[ids].shape[1]
-    for sizes in ([1] * total, [3, 1, total - 4], [total - 2, 2]):
-        cache, parts, past = None, [], 0
-        for size in sizes:
-            cut = {ids: batch[ids][:, past : past + size], mask: batch[mask][:, : past + size]}
-            with torch.no_grad():
-                output = model(**{**batch, **cut}, cache=cache, use_cache=True)
-            cache, past = output.cache, past + size
-            parts.append(seams.tensors(output))
-        real = batch[mask].bool()
-        close(
-            {name: torch.cat([part[name] for part in parts], 1)[real] for name in whole},
-            {name: whole[name][real] for name in whole},
-        )
+    alone = [seams.answers(model, document, use_cache=False) for document in documents]
+    ids = "decoder_input_ids" if cell.head.family == "seq2seq" else "input_ids"
+    mask = ids.replace("input_ids", "attention_mask")
+    rest = torch.cat([document[ids][:, -3:] for document in documents])
+    for side in ("left", "right"):
+        batch = seams.pad_together([{**document, ids: document[ids][:, :-3]} for document in documents], side)
+        batch |= {ids: torch.cat([batch[ids], rest], 1), mask: torch.cat([batch[mask], torch.ones_like(rest)], 1)}
+        real, total = batch[mask].bool(), batch[ids].shape[1]
+        for sizes in ([total - 3, 1, 1, 1], [total - 3, 3], [2, total - 4, 2], [1] * total):
+            found = in_chunks(model, batch, ids, mask, sizes)
+            for row, wanted in enumerate(alone):
+                close(
+                    {name: values[row][real[row]] for name, values in found.items()},
+                    {name: wanted[name][0] for name in wanted},
+                )
+
+
+def in_chunks(model: Any, batch: seams.Inputs, ids: str, mask: str, sizes: list[int]) -> seams.Inputs:
+    """Return what a model answers that reads a batch in chunks of the given sizes, each behind the cache of those before."""
+    cache, parts, past = None, [], 0
+    for size in sizes:
+        cut = {ids: batch[ids][:, past : past + size], mask: batch[mask][:, : past + size]}
+        with torch.no_grad():
+            output = model(**{**batch, **cut}, cache=cache, use_cache=True)
+        cache, past = output.cache, past + size
+        parts.append(seams.tensors(output))
+    return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
 
 
 def offloaded(cell: Cell, folder: pathlib.Path) -> None:
