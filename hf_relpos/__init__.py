@@ -23,6 +23,7 @@ from .model.configuration_relpos import RelPosDecoderConfig
 from .model.configuration_relpos import RelPosEncoderConfig
 from .model.configuration_relpos_seq2seq import RelPosSeq2SeqConfig
 from .model.modeling_relpos import RelPosDecoderForCausalLM
+from .model.modeling_relpos import RelPosDecoderForQuestionAnswering
 from .model.modeling_relpos import RelPosDecoderForSequenceClassification
 from .model.modeling_relpos import RelPosDecoderForTokenClassification
 from .model.modeling_relpos import RelPosDecoderModel
@@ -34,6 +35,7 @@ from .model.modeling_relpos import RelPosEncoderForSequenceClassification
 from .model.modeling_relpos import RelPosEncoderForTokenClassification
 from .model.modeling_relpos import RelPosEncoderModel
 from .model.modeling_relpos_seq2seq import RelPosSeq2SeqForConditionalGeneration
+from .model.modeling_relpos_seq2seq import RelPosSeq2SeqForSequenceClassification
 from .model.modeling_relpos_seq2seq import RelPosSeq2SeqModel
 from .model.scheme_registry import SCHEMES
 from .model.segment_memory import SegmentMemory
@@ -47,6 +49,7 @@ __all__ = [
     "SCHEMES",
     "RelPosDecoderConfig",
     "RelPosDecoderForCausalLM",
+    "RelPosDecoderForQuestionAnswering",
     "RelPosDecoderForSequenceClassification",
     "RelPosDecoderForTokenClassification",
     "RelPosDecoderModel",
@@ -60,6 +63,7 @@ __all__ = [
     "RelPosEncoderModel",
     "RelPosSeq2SeqConfig",
     "RelPosSeq2SeqForConditionalGeneration",
+    "RelPosSeq2SeqForSequenceClassification",
     "RelPosSeq2SeqModel",
     "SegmentMemory",
     "SegmentTrainer",
@@ -84,6 +88,7 @@ def _register() -> None:
             AutoModelForCausalLM: RelPosDecoderForCausalLM,
             AutoModelForSequenceClassification: RelPosDecoderForSequenceClassification,
             AutoModelForTokenClassification: RelPosDecoderForTokenClassification,
+            AutoModelForQuestionAnswering: RelPosDecoderForQuestionAnswering,
         },
         RelPosEncoderConfig: {
             AutoModel: RelPosEncoderModel,
@@ -97,6 +102,7 @@ def _register() -> None:
         RelPosSeq2SeqConfig: {
             AutoModel: RelPosSeq2SeqModel,
             AutoModelForSeq2SeqLM: RelPosSeq2SeqForConditionalGeneration,
+            AutoModelForSequenceClassification: RelPosSeq2SeqForSequenceClassification,
         },
     }
     for config, models in families.items():

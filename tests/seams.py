@@ -106,6 +106,7 @@ HEADS = [
     Head("decoder", "ForCausalLM", losses=TOKENS),
     Head("decoder", "ForSequenceClassification", "row", SEQUENCES),
     Head("decoder", "ForTokenClassification", losses=TOKEN_CLASSES),
+    Head("decoder", "ForQuestionAnswering", losses=SPANS),
     Head("encoder", "Model"),
     Head("encoder", "ForMaskedLM", losses=TOKENS),
     Head("encoder", "ForPermutationLM", "target", {"targets": ({}, target_labels)}),
@@ -115,6 +116,7 @@ HEADS = [
     Head("encoder", "ForMultipleChoice", "choices", {"choice": ({}, choice_labels)}),
     Head("seq2seq", "Model"),
     Head("seq2seq", "ForConditionalGeneration", losses=TOKENS),
+    Head("seq2seq", "ForSequenceClassification", "row", SEQUENCES),
 ]
 KINDS = {
     "rotary": ("rope", "xpos", "alibi"),

@@ -1,5 +1,6 @@
 """Heads: their losses in plain words, what padding must not change, and what they refuse."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 LOSS = {"rtol": 1e-6, "atol": 1e-6, "check_dtype": False}
 """transformers computes losses in float32."""
 FAMILIES = ["encoder", "decoder"]
+HEADS = [name for name in hf_relpos.__all__ if "For" in name]
 
 
 def head(family: str, name: str, **fields: Any) -> Any:
@@ -32,6 +34,27 @@ def padded(side: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     place = slice(0, 4) if side == "left" else slice(7, 11)
     ids[0, place], mask[0, place] = 0, 0
     return ids, mask, ids[:1, mask[0].bool()]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_forward_names_what_its_model_names(name: str) -> None:
+    """`Trainer` drops a column that a forward takes without naming it."""
+    kind = getattr(hf_relpos, name)
+    base = getattr(hf_relpos, name.split("For")[0] + "Model")
+    missing = inspect.signature(base.forward).parameters.keys() - inspect.signature(kind.forward).parameters.keys()
+    assert missing <= {"target_mapping", "cache", "use_cache"}, "a query stream or a cache, which the head has no use for"
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_configuration_stays_the_callers(name: str) -> None:
+    """A head that needs other fields than the configuration has takes a copy."""
+    kind = getattr(hf_relpos, name)
+    for fields in ({}, {"query_stream": True}) if "Encoder" in name else ({},):
+        config = kind.config_class(position_scheme="alibi", **{**SIZES, **fields})
+        before = config.to_dict()
+        model = kind(config)
+        assert config.to_dict() == before
+        assert getattr(model.config, "query_stream", False) == ("Permutation" in name)
 
 
 def test_causal_loss() -> None:
@@ -50,12 +73,59 @@ def test_causal_loss() -> None:
     torch.testing.assert_close(found, cross_entropy(output.logits.flatten(0, 1), shifted.flatten()), **LOSS)
 
 
-@pytest.mark.parametrize("family, name", [("encoder", "MaskedLM"), ("decoder", "CausalLM")])
-def test_no_target_gives_no_loss_and_no_nan(family: str, name: str) -> None:
-    model, ids = head(family, name), ids_of()
-    loss = model(ids, labels=torch.full_like(ids, -100)).loss
+NONE = torch.full((BATCH, LENGTH), -100)
+NO_TARGETS = {
+    "encoder-MaskedLM": {"labels": NONE},
+    "decoder-CausalLM": {"labels": NONE},
+    "decoder-TokenClassification": {"labels": NONE},
+    "decoder-SequenceClassification": {"labels": NONE[:, 0]},
+    "encoder-SequenceClassification": {"labels": NONE[:, :2].double()},
+    "encoder-MultipleChoice": {"labels": NONE[:, 0]},
+    "encoder-QuestionAnswering": {"start_positions": NONE[:, 0], "end_positions": torch.tensor([LENGTH, LENGTH + 5])},
+}
+
+
+@pytest.mark.parametrize("name, labels", NO_TARGETS.items(), ids=NO_TARGETS)
+def test_no_target_gives_no_loss_and_no_nan(name: str, labels: dict[str, Any]) -> None:
+    model, ids = head(*name.split("-")), ids_of()
+    loss = model(torch.stack([ids, ids], 1) if "Choice" in name else ids, **labels).loss
     loss.backward()
     assert loss == 0 and all(weight.grad.isfinite().all() for weight in model.parameters())
+
+
+def test_labels_that_are_missing_among_several() -> None:
+    """-100 marks them, and `Trainer` counts the others alone."""
+    model, ids = head("encoder", "SequenceClassification", num_labels=3), ids_of()
+    labels = torch.tensor([[1.0, -100.0, 1.0], [0.0, 0.0, -100.0]], dtype=torch.float64)
+    output, known = model(ids, labels=labels), labels != -100
+    wanted = torch.nn.functional.binary_cross_entropy_with_logits(output.logits[known], labels[known])
+    torch.testing.assert_close(output.loss, wanted, **LOSS)
+    torch.testing.assert_close(model(ids, labels=labels, num_items_in_batch=8).loss, wanted / 2, **LOSS)
+
+
+BEYOND = {
+    "decoder-CausalLM": {"labels": torch.full((BATCH, LENGTH), 37)},
+    "encoder-MaskedLM": {"labels": torch.full((BATCH, LENGTH), -1)},
+    "encoder-TokenClassification": {"labels": torch.full((BATCH, LENGTH), 2)},
+    "decoder-SequenceClassification": {"labels": torch.tensor([0, 5])},
+    "encoder-SequenceClassification": {"labels": torch.tensor([[0.0, 1.0], [3.0, 1.0]])},
+    "encoder-MultipleChoice": {"labels": torch.tensor([0, 2])},
+    "decoder-QuestionAnswering": {"start_positions": torch.tensor([0, -1]), "end_positions": torch.tensor([1, 1])},
+}
+
+
+@pytest.mark.parametrize("name, labels", BEYOND.items(), ids=BEYOND)
+def test_labels_out_of_range_are_refused(name: str, labels: dict[str, Any]) -> None:
+    model, ids = head(*name.split("-")), ids_of()
+    with pytest.raises(ValueError, match=r"^label (37|-1|2|5|3) is refused"):
+        model(torch.stack([ids, ids], 1) if "Choice" in name else ids, **labels)
+
+
+def test_labels_of_a_sequence_have_its_shape() -> None:
+    """A number a row for several numbers a row would be spread over them without a word."""
+    model, ids = head("decoder", "SequenceClassification", num_labels=3, problem_type="regression"), ids_of()
+    with pytest.raises(ValueError, match=r"labels of shape \(2,\) are refused for regression: expected \(2, 3\)"):
+        model(ids, labels=torch.zeros(BATCH))
 
 
 @pytest.mark.parametrize(
@@ -139,9 +209,10 @@ def test_token_classification(family: str) -> None:
     torch.testing.assert_close(output.loss, cross_entropy(output.logits.flatten(0, 1), labels.flatten()), **LOSS)
 
 
-def test_question_answering() -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_question_answering(family: str) -> None:
     """The mean of two losses, over the first and the last token of the answer."""
-    model, ids = head("encoder", "QuestionAnswering"), ids_of()
+    model, ids = head(family, "QuestionAnswering"), ids_of()
     start, end = torch.tensor([1, 4]), torch.tensor([3, 9])
     output = model(ids, start_positions=start, end_positions=end)
     assert output.start_logits.shape == output.end_logits.shape == (BATCH, LENGTH)
@@ -160,6 +231,34 @@ def test_multiple_choice() -> None:
     alone = model(ids[:1, 1:2, :6]).logits[0, 0]
     torch.testing.assert_close(output.logits[0, 1], alone, **CLOSE)
     torch.testing.assert_close(output.loss, cross_entropy(output.logits, torch.tensor([2, 1])), **LOSS)
+
+
+def test_choices_have_a_dimension_of_their_own() -> None:
+    model, ids = head("encoder", "MultipleChoice"), ids_of()
+    with pytest.raises(
+        ValueError, match=r"input_ids of shape \(2, 11\) are refused by .*: expected .* \(batch, choices, sequence\)"
+    ):
+        model(ids)
+    embeds = model.get_input_embeddings()(torch.stack([ids, ids], 1))
+    assert model(inputs_embeds=embeds).logits.shape == (BATCH, 2)
+    with pytest.raises(ValueError, match=r"inputs_embeds of shape \(2, 11, 24\) are refused"):
+        model(inputs_embeds=embeds[:, 0])
+
+
+def test_encoder_decoder_classifies_what_both_stacks_read() -> None:
+    """From the decoder's last token; the decoder begins where the row does, on whichever side the padding is."""
+    config = hf_relpos.RelPosSeq2SeqConfig(position_scheme="alibi", num_labels=3, **SIZES)
+    model = sharpen(hf_relpos.RelPosSeq2SeqForSequenceClassification(config)).double().eval()
+    for side in ("left", "right"):
+        ids, mask, alone = padded(side)
+        output = model(ids, attention_mask=mask, labels=torch.tensor([2, 0]))
+        torch.testing.assert_close(output.logits[:1], model(alone).logits, **CLOSE)
+        torch.testing.assert_close(model(ids).logits, output.logits, **CLOSE)
+        read = torch.cat([torch.zeros_like(alone[:, :1]), alone[:, :-1]], 1)
+        states = model.model(alone, decoder_input_ids=read).last_hidden_state[:, -1]
+        torch.testing.assert_close(output.logits[:1], model.classifier(states), **CLOSE)
+    with pytest.raises(ValueError, match="the decoder has no input"):
+        model(inputs_embeds=model.get_input_embeddings()(ids))
 
 
 @pytest.mark.parametrize("family, name", [("encoder", "MaskedLM"), ("decoder", "CausalLM")])

@@ -30,12 +30,6 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 LOSS = {"rtol": 1e-5, "atol": 1e-7}
 """transformers computes most losses in float32."""
 NOT_YET = {
-    *(f"columns-{heads}-*" for heads in ("decoder", "encoder-For*", "seq2seq-For*")),
-    *(
-        f"{seam}-{head}-*"
-        for seam in ("accumulation", "two_processes", "packed")
-        for head in ("*-ForSequenceClassification", "encoder-ForMultipleChoice")
-    ),
     *(f"offloaded-*-{kind}" for kind in KINDS if kind != "rotary"),
     "quantised-*-vectors",
     *(f"reloaded-decoder-*-{kind}" for kind in KINDS if kind != "absolute"),
@@ -277,9 +271,10 @@ def with_loss(cell: Cell) -> bool:
 
 
 def with_cache(cell: Cell) -> bool:
-    """Whether the configuration of a head can ask for a cache and its output has one."""
+    """Whether a head answers for each token, its configuration can ask for a cache and its output has one."""
     output = get_type_hints(cell.head.kind.forward)["return"]
-    return hasattr(cell.config(), "use_cache") and "cache" in output.__dataclass_fields__
+    has_cache = "cache" in getattr(output, "__dataclass_fields__", ())
+    return cell.head.answers == "token" and hasattr(cell.config(), "use_cache") and has_cache
 
 
 SEAMS: dict[str, tuple[Callable[[Cell, pathlib.Path], None], Callable[[Cell], bool]]] = {

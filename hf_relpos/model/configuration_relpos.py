@@ -272,7 +272,7 @@ class RelPosDecoderConfig(RelPosConfig):
     model_type = "relpos_decoder"
     causal: ClassVar[bool] = True
     family_auto_map: ClassVar[dict[str, str]] = auto_map(
-        "RelPosDecoder", ("CausalLM", "SequenceClassification", "TokenClassification")
+        "RelPosDecoder", ("CausalLM", "SequenceClassification", "TokenClassification", "QuestionAnswering")
     )
 
     use_cache: bool = True

@@ -46,7 +46,9 @@ class RelPosSeq2SeqConfig(RelPosConfig):
         *RelPosConfig.keys_to_ignore_at_inference,
         "encoder_last_hidden_state",
     ]
-    family_auto_map: ClassVar[dict[str, str]] = auto_map("RelPosSeq2Seq", ("ConditionalGeneration",), "_seq2seq")
+    family_auto_map: ClassVar[dict[str, str]] = auto_map(
+        "RelPosSeq2Seq", ("ConditionalGeneration", "SequenceClassification"), "_seq2seq"
+    )
 
     is_encoder_decoder: bool = True
     num_decoder_layers: int | None = None

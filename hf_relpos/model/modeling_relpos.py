@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
-from typing import cast
 
 import torch
 from torch import nn
@@ -11,10 +10,6 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import MaskedLMOutput
-from transformers.modeling_outputs import MultipleChoiceModelOutput
-from transformers.modeling_outputs import QuestionAnsweringModelOutput
-from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils import ModelOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
@@ -23,10 +18,15 @@ from transformers.utils.output_capturing import capture_outputs
 from .adaptive_softmax import AdaptiveHead
 from .adaptive_softmax import embedding_width
 from .adaptive_softmax import tied_tables
-from .configuration_relpos import RelPosConfig
 from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos import RelPosEncoderConfig
 from .generation_relpos import MemoryGenerationMixin
+from .head_classification import MultipleChoiceHead
+from .head_classification import QuestionAnsweringHead
+from .head_classification import SequenceClassifierHead
+from .head_classification import TokenClassifierHead
+from .head_losses import check_labels
+from .head_losses import count_targets
 from .position_builder import build_positions
 from .position_ids_cache import number_all_keys
 from .position_two_stream import QueryStream
@@ -42,24 +42,6 @@ from .transformer_stack import RelPosPreTrainedModel
 from .transformer_stack import RelPosStack
 
 logger = logging.get_logger(__name__)
-
-
-def check_family(model: RelPosPreTrainedModel, config: Any) -> None:
-    """Refuse, by a ValueError, the configuration of another family: most of its fields would fit."""
-    own: Any = model.config_class
-    if getattr(config, "model_type", None) != own.model_type:
-        raise ValueError(
-            f"{type(model).__name__} takes a {own.__name__} (model_type={own.model_type!r}), got {type(config).__name__}"
-        )
-
-
-def check_labels(labels: torch.Tensor, logits: torch.Tensor) -> None:
-    """Refuse, by a ValueError, labels that are not one whole number for each position of `logits (batch, sequence, classes)`."""
-    expected = tuple(logits.shape[:2])
-    if tuple(labels.shape) != expected or labels.is_floating_point():
-        raise ValueError(
-            f"labels of shape {tuple(labels.shape)} and {labels.dtype} are refused: expected whole numbers of shape {expected}"
-        )
 
 
 @dataclass
@@ -99,15 +81,18 @@ class RelPosMaskedLMOutput(MaskedLMOutput):
     memory: SegmentMemory | None = None
 
 
+def keep_positions(hidden_states: torch.Tensor, logits_to_keep: int | torch.Tensor) -> torch.Tensor:
+    """Return the last `logits_to_keep` of `hidden_states (batch, sequence, hidden_size)`, or those that it names; all for 0."""
+    if isinstance(logits_to_keep, int):
+        return hidden_states[:, -logits_to_keep:]
+    return hidden_states[:, logits_to_keep]
+
+
 class RelPosEncoderModel(RelPosStack):
     """Bidirectional encoder without a head, with segment memory, and with a query stream where `query_stream` says so."""
 
     config: RelPosEncoderConfig
     config_class = RelPosEncoderConfig
-
-    def __init__(self, config: RelPosConfig) -> None:
-        check_family(self, config)
-        super().__init__(config)
 
     @capture_outputs
     def forward(
@@ -119,6 +104,7 @@ class RelPosEncoderModel(RelPosStack):
         token_type_ids: torch.Tensor | None = None,
         memory: SegmentMemory | None = None,
         reset_mask: torch.Tensor | None = None,
+        seq_idx: torch.Tensor | None = None,
         perm_mask: torch.Tensor | None = None,
         target_mapping: torch.Tensor | None = None,
         **kwargs: Any,
@@ -133,6 +119,7 @@ class RelPosEncoderModel(RelPosStack):
             token_type_ids: `(batch, sequence)` token types, when the model has any.
             memory: segment memory that an earlier forward returned.
             reset_mask: `(batch, sequence)` true on the first token of each packed document: nothing before it is seen.
+            seq_idx: `(batch, sequence)` the number of each token's document, which says the same.
             perm_mask: `(batch, query, key)` 1 where a token may not see another of the segment; each sees itself.
             target_mapping: `(batch, predict, sequence)` one-hot rows: the tokens to predict, by a query stream that sees
                 what `perm_mask` lets it, itself included; rows of zeros pad.
@@ -140,6 +127,7 @@ class RelPosEncoderModel(RelPosStack):
         embeds = self._embed_ids(input_ids, inputs_embeds)
         shape = (embeds.shape[0], embeds.shape[1])
         alone = attention_mask is None and memory is None
+        kwargs["seq_idx"] = seq_idx
         reset_mask = self._document_starts(embeds, reset_mask, position_ids, kwargs, alone)
         force_eager = self._wants_attentions(kwargs)
         memory = self._check_memory(memory, embeds)
@@ -187,10 +175,6 @@ class RelPosDecoderModel(RelPosStack):
     config: RelPosDecoderConfig
     config_class = RelPosDecoderConfig
 
-    def __init__(self, config: RelPosConfig) -> None:
-        check_family(self, config)
-        super().__init__(config)
-
     @capture_outputs
     def forward(
         self,
@@ -202,6 +186,8 @@ class RelPosDecoderModel(RelPosStack):
         use_cache: bool | None = None,
         memory: SegmentMemory | None = None,
         reset_mask: torch.Tensor | None = None,
+        seq_idx: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> RelPosModelOutput:
         """Decode `input_ids (batch, sequence)`.
@@ -216,8 +202,10 @@ class RelPosDecoderModel(RelPosStack):
             cache: key/value cache of earlier tokens; `past_key_values` is its old name.
             use_cache: return a cache; by default what the configuration says, but a model with memory returns memory.
             memory: segment memory that an earlier forward returned.
-            reset_mask: `(batch, sequence)` true on the first token of each document: nothing before it is seen; `seq_idx` and
-                `cu_seq_lens_q` of transformers' packing collator mark documents too.
+            reset_mask: `(batch, sequence)` true on the first token of each document: nothing before it is seen.
+            seq_idx: `(batch, sequence)` the number of each token's document, which says the same, as does `cu_seq_lens_q` of
+                transformers' packing collator.
+            token_type_ids: `(batch, sequence)` token types, when the model has any.
         """
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
         config: Any = self.config  # what may be left out of it is complete by now
@@ -228,6 +216,7 @@ class RelPosDecoderModel(RelPosStack):
         unasked = cache is None and use_cache is None
         cache = self._resolve_cache(cache, use_cache, memory, batch)
         alone = attention_mask is None and memory is None and (cache is None or unasked)
+        kwargs["seq_idx"] = seq_idx
         reset_mask = self._document_starts(embeds, reset_mask, position_ids, kwargs, alone)
         if unasked and reset_mask is not None:
             cache = None  # packed documents are not continued token by token
@@ -246,7 +235,7 @@ class RelPosDecoderModel(RelPosStack):
             memory_slots=0 if memory is None else memory.slots,
         )
         hidden_states, entered = self._run_layers(
-            self._enter(embeds, positions, kwargs.get("token_type_ids")), positions, memory, cache, force_eager
+            self._enter(embeds, positions, token_type_ids), positions, memory, cache, force_eager
         )
         if cache is None and self.config.mem_len:
             memory = next_memory(memory, entered, self.config.mem_len, positions.query_valid, positions.query_document)
@@ -285,7 +274,6 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: RelPosDecoderConfig) -> None:
-        check_family(self, config)
         super().__init__(config)
         self.model = RelPosDecoderModel(config)
         size = embedding_width(config)
@@ -312,14 +300,20 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
         memory: SegmentMemory | None = None,
         reset_mask: torch.Tensor | None = None,
         logits_to_keep: int | torch.Tensor = 0,
+        seq_idx: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        shift_labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> RelPosCausalLMOutput:
-        """Decode and predict the next tokens; the arguments of [`RelPosDecoderModel`] and two more.
+        """Decode and predict the next tokens; the arguments of [`RelPosDecoderModel`] and four more.
 
         Args:
-            labels: `(batch, sequence)` unshifted targets, -100 where there is none; `shift_labels`, aligned with the logits,
-                takes precedence, so that the first token of the next segment can be a target too.
+            labels: `(batch, sequence)` unshifted targets, -100 where there is none.
             logits_to_keep: number of last positions to compute logits for, or their indices; 0 for all.
+            shift_labels: `(batch, sequence)` targets aligned with the logits, so that the first token of the next segment can be
+                a target too; they take precedence over `labels`.
+            num_items_in_batch: by what the sum of losses is divided; None for the number of targets in this batch.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -330,11 +324,12 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
             use_cache=use_cache,
             memory=memory,
             reset_mask=reset_mask,
+            seq_idx=seq_idx,
+            token_type_ids=token_type_ids,
             **kwargs,
         )
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
-        hidden_states = outputs.last_hidden_state if isinstance(keep, int) else outputs.last_hidden_state[:, keep]
-        loss, logits = self._predict(hidden_states, labels, kwargs)
+        hidden_states = keep_positions(outputs.last_hidden_state, logits_to_keep)
+        loss, logits = self._predict(hidden_states, labels, shift_labels, num_items_in_batch)
         return RelPosCausalLMOutput(
             loss=loss,
             logits=logits,
@@ -345,21 +340,25 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
         )
 
     def _predict(
-        self, hidden_states: torch.Tensor, labels: torch.Tensor | None, kwargs: dict[str, Any]
+        self,
+        hidden_states: torch.Tensor,
+        labels: torch.Tensor | None,
+        shift_labels: torch.Tensor | None,
+        num_items_in_batch: torch.Tensor | int | None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Loss and logits; an adaptive head in training scores the targets alone, which is what makes it fast."""
+        """Return loss and logits; an adaptive head in training scores the targets alone, which is what makes it fast."""
         if self.head_projection is not None:
             hidden_states = self.head_projection(hidden_states)
-        targets = kwargs.get("shift_labels")
-        labels = targets if labels is None else labels  # without labels, the loss reads shift_labels alone
+        labels = shift_labels if labels is None else labels  # without labels, the loss reads shift_labels alone
         if labels is None:
             return None, self.lm_head(hidden_states)
-        check_labels(labels, hidden_states)
+        check_labels(labels, tuple(hidden_states.shape[:2]), self.config.vocab_size)
+        targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100) if shift_labels is None else shift_labels
         if self.training and isinstance(self.lm_head, AdaptiveHead):
-            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100) if targets is None else targets
-            return self.lm_head.losses(hidden_states, targets).sum() / self._count_targets(targets, kwargs), None
+            return self.lm_head.losses(hidden_states, targets).sum() / count_targets(targets, num_items_in_batch), None
         logits = self.lm_head(hidden_states)
-        return self._token_loss(logits, labels, True, kwargs), logits
+        shifted = {} if shift_labels is None else {"shift_labels": shift_labels}
+        return self._token_loss(logits, labels, targets, num_items_in_batch, **shifted), logits
 
     def create_masks_for_generate(
         self, attention_mask: torch.Tensor | None, cache: Cache, **kwargs: Any
@@ -380,12 +379,12 @@ class RelPosEncoderForMaskedLM(RelPosPreTrainedModel):
 
     config: RelPosEncoderConfig
     config_class = RelPosEncoderConfig
+    query_stream = False  # a weight that is never used breaks distributed training
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: RelPosEncoderConfig) -> None:
-        check_family(self, config)
-        config.query_stream = False  # a weight that is never used breaks distributed training
         super().__init__(config)
+        config = self.config
         self.model = RelPosEncoderModel(config)
         size = config.embedding_size or config.hidden_size
         self.head_dense = nn.Linear(config.hidden_size, size)
@@ -406,16 +405,36 @@ class RelPosEncoderForMaskedLM(RelPosPreTrainedModel):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        memory: SegmentMemory | None = None,
+        reset_mask: torch.Tensor | None = None,
+        seq_idx: torch.Tensor | None = None,
+        perm_mask: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> RelPosMaskedLMOutput:
-        """Predict masked tokens: `labels (batch, sequence)` hold the originals, -100 elsewhere; else as [`RelPosEncoderModel`]."""
-        inputs = {name: value for name, value in kwargs.items() if name not in ("num_items_in_batch", "shift_labels")}
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **inputs)
+        """Predict masked tokens; the arguments of [`RelPosEncoderModel`] and two more.
+
+        Args:
+            labels: `(batch, sequence)` the tokens that were masked, -100 elsewhere.
+            num_items_in_batch: by what the sum of losses is divided; None for the number of targets in this batch.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
+            memory=memory,
+            reset_mask=reset_mask,
+            seq_idx=seq_idx,
+            perm_mask=perm_mask,
+            **kwargs,
+        )
         logits = self.lm_head(self.head_norm(self.head_act(self.head_dense(outputs.last_hidden_state))))
-        loss = None
-        if labels is not None:
-            check_labels(labels, logits)
-            loss = self._token_loss(logits, labels, False, kwargs)
+        loss = None if labels is None else self._token_loss(logits, labels, labels, num_items_in_batch)
         return RelPosMaskedLMOutput(
             loss=loss,
             logits=logits,
@@ -430,12 +449,12 @@ class RelPosEncoderForPermutationLM(RelPosPreTrainedModel):
 
     config: RelPosEncoderConfig
     config_class = RelPosEncoderConfig
+    query_stream = True
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: RelPosEncoderConfig) -> None:
-        check_family(self, config)
-        config.require_query_stream()
         super().__init__(config)
+        config = self.config
         self.model = RelPosEncoderModel(config)
         size = embedding_width(config)
         self.head_projection = None if size == config.hidden_size else nn.Linear(config.hidden_size, size, bias=False)
@@ -452,25 +471,41 @@ class RelPosEncoderForPermutationLM(RelPosPreTrainedModel):
         target_mapping: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         memory: SegmentMemory | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        reset_mask: torch.Tensor | None = None,
+        seq_idx: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> RelPosMaskedLMOutput:
-        """Predict the targets; the arguments of [`RelPosEncoderModel`] and `labels (batch, predict)`, -100 where there is none."""
+        """Predict the targets; the arguments of [`RelPosEncoderModel`] and two more.
+
+        Args:
+            labels: `(batch, predict)` the tokens that `target_mapping` names, -100 where there is none.
+            num_items_in_batch: by what the sum of losses is divided; None for the number of targets in this batch.
+        """
         expected = None if target_mapping is None else tuple(target_mapping.shape[:2])
         if labels is not None and tuple(labels.shape) != expected:
             wanted = "a target_mapping, whose rows they are for" if expected is None else f"{expected}: (batch, predict)"
             raise ValueError(f"labels of the shape {tuple(labels.shape)} need {wanted}")
-        inputs = {name: value for name, value in kwargs.items() if name not in ("num_items_in_batch", "shift_labels")}
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
             memory=memory,
+            reset_mask=reset_mask,
+            seq_idx=seq_idx,
             perm_mask=perm_mask,
             target_mapping=target_mapping,
-            **inputs,
+            **kwargs,
         )
         states = outputs.last_hidden_state
         logits = self.lm_head(states if self.head_projection is None else self.head_projection(states))
-        loss = None if labels is None else self._token_loss(logits, labels.contiguous(), False, kwargs)
+        labels = None if labels is None else labels.contiguous()
+        loss = None if labels is None else self._token_loss(logits, labels, labels, num_items_in_batch)
         return RelPosMaskedLMOutput(
             loss=loss,
             logits=logits,
@@ -480,176 +515,60 @@ class RelPosEncoderForPermutationLM(RelPosPreTrainedModel):
         )
 
 
-class _Classifier(RelPosPreTrainedModel):
-    """A base model, dropout and one linear layer: what all classification heads share."""
-
-    outputs_per_token: int | None = None
-    model_class: type[RelPosStack] = RelPosEncoderModel
-
-    def __init__(self, config: RelPosConfig) -> None:
-        check_family(self, config)
-        if isinstance(config, RelPosEncoderConfig):
-            config.query_stream = False
-        super().__init__(config)
-        self.model = self.model_class(config)
-        rate = config.hidden_dropout if config.classifier_dropout is None else config.classifier_dropout
-        self.classifier_dropout = nn.Dropout(rate)
-        self.classifier = nn.Linear(config.hidden_size, self.outputs_per_token or cast(int, config.num_labels))
-        self.post_init()
-
-    def _classify(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.classifier_dropout(hidden_states))
-
-
-class _SequenceClassifier(_Classifier):
-    """Classifies a whole sequence from one pooled vector."""
-
-    def _pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """`(batch, hidden_size)` from `(batch, sequence, hidden_size)`, padding left out."""
-        raise NotImplementedError(f"{type(self).__name__} has no pooling")
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> SequenceClassifierOutput:
-        """Classify: `labels (batch,)` classes, or `(batch, num_labels)` for several, or numbers for regression."""
-        loss_kwargs = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
-        if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
-            attention_mask = input_ids.ne(self.config.pad_token_id).long()
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-        logits = self._classify(self._pool(outputs.last_hidden_state, attention_mask))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **loss_kwargs)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
-
-
-class _TokenClassifier(_Classifier):
-    """Classifies each token."""
-
-    @can_return_tuple
-    def forward(
-        self, input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None, **kwargs: Any
-    ) -> TokenClassifierOutput:
-        """Classify each token: `labels (batch, sequence)`, -100 where there is none."""
-        loss_kwargs = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
-        outputs = self.model(input_ids=input_ids, **kwargs)
-        logits = self._classify(outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            check_labels(labels, logits)
-            loss = self.loss_function(logits, labels, self.config, **loss_kwargs)
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
-
-
-class RelPosEncoderForSequenceClassification(_SequenceClassifier):
+class RelPosEncoderForSequenceClassification(SequenceClassifierHead):
     """Encoder that classifies the first token or the mean of all (`classifier_pooling`)."""
 
     config: RelPosEncoderConfig
     config_class = RelPosEncoderConfig
-
-    def _pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        mask = hidden_states.new_ones(hidden_states.shape[:2]) if attention_mask is None else attention_mask
-        if self.config.classifier_pooling == "cls":
-            return hidden_states[torch.arange(len(hidden_states), device=hidden_states.device), mask.argmax(1)]
-        weight = mask.to(hidden_states.dtype)[..., None]
-        return (hidden_states * weight).sum(1) / weight.sum(1).clamp(min=1)
+    model_class = RelPosEncoderModel
+    query_stream = False
 
 
-class RelPosEncoderForTokenClassification(_TokenClassifier):
+class RelPosEncoderForTokenClassification(TokenClassifierHead):
     """Encoder that classifies each token."""
 
     config: RelPosEncoderConfig
     config_class = RelPosEncoderConfig
+    model_class = RelPosEncoderModel
+    query_stream = False
 
 
-class RelPosEncoderForQuestionAnswering(_Classifier):
+class RelPosEncoderForQuestionAnswering(QuestionAnsweringHead):
     """Encoder that finds the first and last token of an answer."""
 
     config: RelPosEncoderConfig
     config_class = RelPosEncoderConfig
-    outputs_per_token = 2
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        start_positions: torch.Tensor | None = None,
-        end_positions: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> QuestionAnsweringModelOutput:
-        """Score each token as start and end; `start_positions` and `end_positions (batch,)` give the loss."""
-        loss_kwargs = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
-        outputs = self.model(input_ids=input_ids, **kwargs)
-        start_logits, end_logits = (part.contiguous() for part in self._classify(outputs.last_hidden_state).unbind(-1))
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **loss_kwargs)
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits,
-            end_logits=end_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+    model_class = RelPosEncoderModel
+    query_stream = False
 
 
-class RelPosEncoderForMultipleChoice(RelPosEncoderForSequenceClassification):
+class RelPosEncoderForMultipleChoice(MultipleChoiceHead):
     """Encoder that chooses one of several continuations."""
 
-    outputs_per_token = 1
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> MultipleChoiceModelOutput:
-        """Score `input_ids (batch, choices, sequence)`; `labels (batch,)` name the right choice."""
-        kwargs.pop("num_items_in_batch", None)
-        tensors = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
-        choices = next(value.shape[1] for value in tensors.values() if isinstance(value, torch.Tensor) and value.dim() > 2)
-        flat = {name: value.flatten(0, 1) if isinstance(value, torch.Tensor) else value for name, value in tensors.items()}
-        outputs = super().forward(**flat, return_dict=True)
-        scores: Any = outputs.logits
-        logits = scores.view(-1, choices)
-        loss = nn.functional.cross_entropy(logits, labels) if labels is not None else None
-        return MultipleChoiceModelOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+    config: RelPosEncoderConfig
+    config_class = RelPosEncoderConfig
+    model_class = RelPosEncoderModel
+    query_stream = False
 
 
-class _LastToken:
-    """Pooling of a causal model: its last token has seen all others."""
-
-    def _pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        if attention_mask is None:
-            return hidden_states[:, -1]
-        order = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-        last = (attention_mask * order).argmax(1)
-        return hidden_states[torch.arange(len(hidden_states), device=hidden_states.device), last]
-
-
-class RelPosDecoderForSequenceClassification(_LastToken, _SequenceClassifier):
-    """Decoder that classifies a sequence from its last token."""
+class RelPosDecoderForSequenceClassification(SequenceClassifierHead):
+    """Decoder that classifies a sequence from its last token, which has seen all others."""
 
     config: RelPosDecoderConfig
     config_class = RelPosDecoderConfig
     model_class = RelPosDecoderModel
 
 
-class RelPosDecoderForTokenClassification(_TokenClassifier):
+class RelPosDecoderForTokenClassification(TokenClassifierHead):
     """Decoder that classifies each token."""
+
+    config: RelPosDecoderConfig
+    config_class = RelPosDecoderConfig
+    model_class = RelPosDecoderModel
+
+
+class RelPosDecoderForQuestionAnswering(QuestionAnsweringHead):
+    """Decoder that finds the first and last token of an answer."""
 
     config: RelPosDecoderConfig
     config_class = RelPosDecoderConfig

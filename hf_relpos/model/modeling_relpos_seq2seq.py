@@ -10,6 +10,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import Seq2SeqSequenceClassifierOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
@@ -19,13 +20,17 @@ from .attention import RelPosAttention
 from .attention import RelPosCrossAttention
 from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos_seq2seq import RelPosSeq2SeqConfig
+from .head_classification import ClassifierHead
+from .head_classification import find_padding
+from .head_classification import given
+from .head_classification import pool
+from .head_losses import sequence_loss
 from .modeling_relpos import RelPosDecoderForCausalLM
 from .modeling_relpos import RelPosDecoderModel
 from .modeling_relpos import RelPosEncoderModel
 from .modeling_relpos import RelPosModelOutput
 from .modeling_relpos import RelPosPreTrainedModel
-from .modeling_relpos import check_family
-from .modeling_relpos import check_labels
+from .modeling_relpos import keep_positions
 from .position_builder import build_positions
 from .position_builder import source_positions
 from .position_ids_cache import number_all_keys
@@ -187,7 +192,6 @@ class RelPosSeq2SeqModel(RelPosPreTrainedModel):
     _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
 
     def __init__(self, config: RelPosSeq2SeqConfig) -> None:
-        check_family(self, config)
         super().__init__(config)
         encoder, decoder = config.stacks()
         self.encoder = RelPosEncoderModel(encoder)
@@ -272,6 +276,31 @@ class RelPosSeq2SeqModel(RelPosPreTrainedModel):
         )
 
 
+def check_start(config: Any) -> Any:
+    """Return the configuration; a ValueError if the decoder has no token to begin with."""
+    if config.decoder_start_token_id is None:
+        raise ValueError(
+            "decoder_start_token_id=None: the decoder needs a token to begin with; give it, or pad_token_id or "
+            "bos_token_id, which it then is"
+        )
+    return config
+
+
+def shift_right(tokens: torch.Tensor, config: Any, first: torch.Tensor | int = 0) -> torch.Tensor:
+    """Return what the decoder reads to say `tokens (batch, target)`: these one to the right, padding for -100.
+
+    Args:
+        tokens: token ids, or -100.
+        config: the model's configuration, for the token that the decoder begins with and for padding.
+        first: `(batch, 1)` index of each row's first token, in whose place the decoder begins; 0 for rows without padding before.
+    """
+    start: Any = config.decoder_start_token_id
+    pad = start if config.pad_token_id is None else config.pad_token_id
+    begins = torch.arange(tokens.shape[1], device=tokens.device) <= first
+    shifted = tokens.roll(1, 1).masked_fill(begins, start)
+    return shifted.masked_fill(shifted == -100, pad)
+
+
 class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMixin):
     """Encoder-decoder with a language-model head."""
 
@@ -282,12 +311,6 @@ class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMix
     create_masks_for_generate = RelPosDecoderForCausalLM.create_masks_for_generate
 
     def __init__(self, config: RelPosSeq2SeqConfig) -> None:
-        check_family(self, config)
-        if config.decoder_start_token_id is None:
-            raise ValueError(
-                "decoder_start_token_id=None: the decoder needs a token to begin with; give it, or pad_token_id or "
-                "bos_token_id, which it then is"
-            )
         super().__init__(config)
         self.model = RelPosSeq2SeqModel(config)
         size = config.embedding_size or config.hidden_size
@@ -299,12 +322,14 @@ class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMix
         """As in transformers. `labels` have no part in it; `Seq2SeqTrainer` hands them on with its batches."""
         return super().generate(*args, **kwargs)  # pyright: ignore
 
+    @classmethod
+    def fit_config(cls, config: Any) -> Any:
+        """Return the configuration; a ValueError if the decoder has nothing to begin with, or for another family."""
+        return check_start(super().fit_config(config))
+
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """What the decoder reads to predict `labels (batch, target)`: these one to the right, padding for -100."""
-        start: Any = self.config.decoder_start_token_id
-        pad = start if self.config.pad_token_id is None else self.config.pad_token_id
-        shifted = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], 1)
-        return shifted.masked_fill(shifted == -100, pad)
+        """Return what the decoder reads to predict `labels (batch, target)`: these one to the right, padding for -100."""
+        return shift_right(labels, self.config)
 
     @can_return_tuple
     def forward(
@@ -320,14 +345,19 @@ class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMix
         cache: Cache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
+        inputs_embeds: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        decoder_position_ids: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> RelPosSeq2SeqLMOutput:
-        """Predict the target; the arguments of [`RelPosSeq2SeqModel`] and two more.
+        """Predict the target; the arguments of [`RelPosSeq2SeqModel`] and three more.
 
         Args:
             labels: `(batch, target)` what each position of the decoder is to predict, -100 where there is nothing. The
                 decoder's input is made of them when none is given, and no cache is kept unless asked for.
             logits_to_keep: number of last positions to compute logits for, or their indices; 0 for all.
+            num_items_in_batch: by what the sum of losses is divided; None for the number of targets in this batch.
         """
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
         if decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -347,18 +377,88 @@ class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMix
             encoder_outputs=encoder_outputs,
             decoder_inputs_embeds=decoder_inputs_embeds,
             token_type_ids=token_type_ids,
+            inputs_embeds=inputs_embeds,
+            position_ids=position_ids,
+            decoder_position_ids=decoder_position_ids,
             cache=cache,
             use_cache=use_cache,
             **{**kwargs, "return_dict": True},
         )
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
-        hidden_states = outputs.last_hidden_state if isinstance(keep, int) else outputs.last_hidden_state[:, keep]
+        hidden_states = keep_positions(outputs.last_hidden_state, logits_to_keep)
         if self.config.scale_head:
             hidden_states = hidden_states * self.config.hidden_size**-0.5
         logits = self.lm_head(hidden_states if self.head_projection is None else self.head_projection(hidden_states))
-        loss = None
-        if labels is not None:
-            check_labels(labels, logits)
-            loss = self._token_loss(logits, labels, False, {**kwargs, "shift_labels": labels})
+        loss = None if labels is None else self._token_loss(logits, labels, labels, num_items_in_batch, shift_labels=labels)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return RelPosSeq2SeqLMOutput(loss=loss, logits=logits, **others)
+
+
+class RelPosSeq2SeqForSequenceClassification(ClassifierHead):
+    """Encoder-decoder that classifies a sequence, which both stacks read, from the decoder's last token (BART, arXiv 1910.13461)."""
+
+    config: RelPosSeq2SeqConfig
+    config_class = RelPosSeq2SeqConfig
+    model_class = RelPosSeq2SeqModel
+    _no_split_modules = RelPosSeq2SeqModel._no_split_modules
+    _loss_function = staticmethod(sequence_loss)
+
+    @classmethod
+    def fit_config(cls, config: Any) -> Any:
+        """Return the configuration; a ValueError if the decoder has nothing to begin with, or for another family."""
+        return check_start(super().fit_config(config))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[torch.Tensor, ...] | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        decoder_position_ids: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqSequenceClassifierOutput:
+        """Classify; the arguments of [`RelPosSeq2SeqModel`] and two more. By default the decoder reads `input_ids` too.
+
+        Args:
+            labels: `(batch,)` classes, `(batch, num_labels)` numbers from 0 to 1, or -100, for several classes at once, or the
+                numbers of a regression.
+            num_items_in_batch: by what the sum of losses is divided; None for the number of labels in this batch.
+        """
+        attention_mask = find_padding(input_ids, attention_mask, self.config.pad_token_id)
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            if input_ids is None:
+                raise ValueError(
+                    "the decoder has no input: give decoder_input_ids or decoder_inputs_embeds beside inputs_embeds"
+                )
+            first = 0 if attention_mask is None else attention_mask.argmax(1, keepdim=True)
+            decoder_input_ids, decoder_attention_mask = shift_right(input_ids, self.config, first), attention_mask
+        outputs, scores = self._score(
+            given(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                decoder_input_ids=decoder_input_ids,
+                decoder_attention_mask=decoder_attention_mask,
+                encoder_outputs=encoder_outputs,
+                decoder_inputs_embeds=decoder_inputs_embeds,
+                token_type_ids=token_type_ids,
+                inputs_embeds=inputs_embeds,
+                position_ids=position_ids,
+                decoder_position_ids=decoder_position_ids,
+            )
+            | {"use_cache": False, **kwargs}
+        )
+        logits = pool(scores, decoder_attention_mask, "last")
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                labels=labels, pooled_logits=logits, config=self.config, num_items_in_batch=num_items_in_batch
+            )
+        others = {name: value for name, value in outputs.items() if name not in ("last_hidden_state", "cache")}
+        return Seq2SeqSequenceClassifierOutput(loss=loss, logits=logits, **others)

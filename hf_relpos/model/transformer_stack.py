@@ -1,7 +1,9 @@
 """What all models share: weights and conventions, and a stack of embeddings, position schemes and layers."""
 
+from copy import deepcopy
 from functools import partial
 from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -13,6 +15,8 @@ from .adaptive_softmax import AdaptiveEmbedding
 from .adaptive_softmax import embedding_width
 from .attention import RelPosAttention
 from .configuration_relpos import RelPosConfig
+from .head_losses import check_labels
+from .head_losses import count_targets
 from .position_builder import build_positions
 from .position_builder import for_decoding
 from .position_documents import find_document_starts
@@ -48,6 +52,31 @@ class RelPosPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flex_attn = True
     _can_record_outputs = {"hidden_states": RelPosLayer, "attentions": RelPosAttention}
+    query_stream: ClassVar[bool | None] = None
+    """Whether the model has a query stream; None where the configuration says so."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(self.fit_config(config))
+
+    @classmethod
+    def fit_config(cls, config: Any) -> Any:
+        """Return the configuration that a model of this class has: the caller's own, or a changed copy of it.
+
+        Raises:
+            ValueError: the configuration of another family, most of whose fields would fit.
+        """
+        own: Any = cls.config_class
+        if getattr(config, "model_type", None) != own.model_type:
+            raise ValueError(
+                f"{cls.__name__} takes a {own.__name__} (model_type={own.model_type!r}), got {type(config).__name__}"
+            )
+        if cls.query_stream is None or cls.query_stream == getattr(config, "query_stream", cls.query_stream):
+            return config
+        config = deepcopy(config)
+        if cls.query_stream:
+            config.require_query_stream()
+        config.query_stream = cls.query_stream
+        return config
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -107,20 +136,23 @@ class RelPosPreTrainedModel(PreTrainedModel):
                 plan.append({"stack": name or "model", **found})
         return plan
 
-    def _token_loss(self, logits: torch.Tensor, labels: torch.Tensor, shifted: bool, kwargs: dict[str, Any]) -> torch.Tensor:
-        """Mean loss of the targets that are not -100, or their sum over `num_items_in_batch`; 0 when there is no target."""
-        targets = kwargs.get("shift_labels")
-        total = self._count_targets(targets if targets is not None else labels[..., 1:] if shifted else labels, kwargs)
-        extra = {"shift_labels": targets} if targets is not None else {}
-        return self.loss_function(
-            logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=total, **extra
-        )
+    def _token_loss(
+        self, logits: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor, num_items_in_batch: Any = None, **shifted: Any
+    ) -> torch.Tensor:
+        """Return the loss of a token for each place, over the targets that are not -100; 0 without any.
 
-    def _count_targets(self, targets: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
-        """By how many a sum of losses is divided: `num_items_in_batch`, else the targets that are not -100; at least 1."""
-        total = kwargs.get("num_items_in_batch")
-        total = targets.ne(-100).sum() if total is None else torch.as_tensor(total, device=targets.device)
-        return total.clamp(min=1)
+        Args:
+            logits: `(batch, sequence, vocab_size)`.
+            labels: `(batch, sequence)` tokens, which `loss_function` shifts if it is that of a causal model.
+            targets: `(batch, sequence)` what each place is to predict.
+            num_items_in_batch: by what the sum is divided; None for the number of targets.
+            shifted: `shift_labels`, where the caller gave targets instead of labels.
+        """
+        check_labels(targets, tuple(logits.shape[:-1]), logits.shape[-1])
+        total = count_targets(targets, num_items_in_batch)
+        return self.loss_function(
+            logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=total, **shifted
+        )
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
         """As in transformers; adaptive embeddings are refused, since their clusters are made for one vocabulary."""
