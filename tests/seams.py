@@ -126,7 +126,6 @@ KINDS = {
     "factors": ("fire", "kerple"),
     "dense": ("cope", "nope"),
     "absolute": ("learned_absolute", "sinusoidal"),
-    "combined": ("rope+t5", "rope+alibi"),
 }
 """For each kind of scheme the one that stands for it, then those that a model of it may be loaded with, the first that fits."""
 
