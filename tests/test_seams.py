@@ -54,6 +54,9 @@ def column_data(cell: Cell, rows: int = 3, length: int = 7) -> seams.Inputs:
         data["decoder_position_ids"] = target + (target > 2)
     else:
         data["reset_mask"] = order % 5 == 0
+        data["seq_idx"] = order // 5
+    if cell.head.family == "encoder":
+        data.setdefault("perm_mask", (ids[..., None] < ids[..., None, :]).double())
     return data
 
 
