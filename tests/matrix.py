@@ -57,6 +57,11 @@ DEBERTA = (
     {"max_distance": 9, "num_buckets": 4, "projections": "layer", "normalise": True},
     {"max_distance": 4, "p2c_index": "paper", "projections": "layer"},
 )
+DYNAMIC_BIAS = (
+    {"width": 8, "log_distance": True},
+    {"depth": 1},
+    {"width": 5, "depth": 3, "norm": True, "log_distance": True},
+)
 ROPE_T5 = (
     {"t5": {"num_buckets": 8, "max_distance": 10}},
     {"rope": {"interleaved": True}, "t5": {"scale_scores": True}},
@@ -82,6 +87,7 @@ MATRIX = [
     Row("kerple", biases.kerple, ({}, {"kernel": "power"}, {"kernel": "power", "acts_as": "both"})),
     Row("fire", biases.fire, ({"threshold": 1400.0, "width": 6}, {})),
     Row("sandwich", biases.sandwich, ({"size": 16}, {})),
+    Row("dynamic_bias", biases.dynamic_bias, DYNAMIC_BIAS),
     Row("deberta", paper.deberta, DEBERTA),
     Row("cope", paper.cope, ({"positions": 4}, {"positions": 12, "divide": True})),
     Row("rope+alibi", paper.together(paper.rope_product, biases.alibi), ({}, {"alibi": {"learned": True}})),

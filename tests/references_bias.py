@@ -98,3 +98,18 @@ def sandwich(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
     size, distance = layer.parameters["size"], layer.distance(b, i, j)
     product = sum(math.cos(distance * 10000 ** (-2 * t / size)) for t in range(size // 2))
     return content(layer, b, i, j) + layer.like([layer.heads / (8 * h) * product for h in range(1, layer.heads + 1)])
+
+
+def dynamic_bias(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """x-transformers' network of the distance from key to query, layer by layer."""
+    w, options, back = layer.weights, layer.parameters, -float(layer.distance(b, i, j))
+    if options["log_distance"]:
+        back = math.copysign(math.log(1 + abs(back)), back)
+    hidden = w["input_weight"] * back
+    for index in range(options["depth"]):
+        hidden = (w["hidden_weight"][index - 1] @ hidden if index else hidden) + w["hidden_bias"][index]
+        if options["norm"]:
+            centred = hidden - hidden.mean()
+            hidden = centred / (centred.pow(2).mean() + 1e-5).sqrt() * w["norm_weight"][index] + w["norm_bias"][index]
+        hidden = hidden / (1 + (-hidden).exp())
+    return content(layer, b, i, j) + w["output_weight"] @ hidden

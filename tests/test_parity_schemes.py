@@ -17,6 +17,7 @@ from hf_relpos import RelPosEncoderModel
 from hf_relpos.model.position_builder import build_positions
 from hf_relpos.model.positions import Positions
 from hf_relpos.model.scheme_registry import build_scheme
+from hf_relpos.model.scheme_terms import dense_bias
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 
@@ -94,6 +95,29 @@ def test_cope_is_that_of_x_transformers(count: int) -> None:
     direction = torch.randn_like(found)
     gradients = [torch.autograd.grad((term * direction).sum(), [theirs.pos_emb, query, key]) for term in (found, wanted)]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("log_distance", [False, True])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_dynamic_bias_is_that_of_x_transformers(depth: int, log_distance: bool) -> None:
+    """Beside the last bias, which adds the same to all keys of a query."""
+    xt = pytest.importorskip("x_transformers.x_transformers")
+    theirs = xt.DynamicPositionBias(6, heads=4, depth=depth, log_distance=log_distance)
+    scheme = scheme_of("dynamic_bias", {"width": 6, "depth": depth, "log_distance": log_distance})
+    linear = [next(part for part in layer if part is not None) for layer in theirs.mlp[:-1]]
+    weights = {
+        "input_weight": linear[0].weight[:, 0],
+        "hidden_bias": torch.stack([layer.bias for layer in linear]),
+        "output_weight": theirs.mlp[-1].weight,
+    }
+    if depth > 1:
+        weights["hidden_weight"] = torch.stack([layer.weight for layer in linear[1:]])
+    positions, query = positions_of(20, torch.float32), torch.zeros(1, 4, 20, 8)
+    with torch.nn.utils.stateless._reparametrize_module(scheme, weights):
+        terms = scheme.score_terms(positions, None, query, query)
+        found = dense_bias(terms, positions, query, query, 1.0)[0]
+    wanted = theirs(20, 20) - theirs.mlp[-1].bias[:, None, None]
+    torch.testing.assert_close(found[:, positions.visible[0, 0]], wanted[:, positions.visible[0, 0]])
 
 
 DEBERTA_RULES = [

@@ -118,9 +118,12 @@ def test_reloaded_elsewhere(folders: pathlib.Path, name: str) -> None:
     report = json.loads((folder / "report.json").read_text())
     for load in ("first", "second"):
         assert report[f"{load} class"].startswith("transformers_modules.")
-        torch.testing.assert_close(
-            load_file(folder / f"{load}.safetensors"), load_file(folder / "expected.safetensors"), rtol=0, atol=1e-6
-        )
+        outputs, expected = load_file(folder / f"{load}.safetensors"), load_file(folder / "expected.safetensors")
+        assert outputs.keys() == expected.keys()
+        for key, wanted in expected.items():
+            # Weights that a file maps are aligned otherwise, so a product may round its last bits otherwise.
+            last_bits = 2**-20 * float(wanted.abs().max())
+            torch.testing.assert_close(outputs[key], wanted, rtol=0, atol=last_bits)
         found, wanted = (load_file(folder / f"{part}_state.safetensors") for part in (load, "expected"))
         assert found.keys() == wanted.keys() and all(torch.equal(found[key], wanted[key]) for key in wanted)
 

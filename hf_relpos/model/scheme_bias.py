@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import layer_norm
+from torch.nn.functional import silu
 from torch.nn.functional import softplus
 from transformers import initialization as init
 
@@ -223,3 +225,65 @@ class Sandwich(PositionScheme):
 
     def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
         return ScoreTerms(bias=prepared)
+
+
+class DynamicBias(PositionScheme):
+    """A small network of the distance gives each head's bias: b = W_n silu(... silu(W_0 (i - j) + b_0)).
+
+    The network is that of x-transformers' `DynamicPositionBias`, after continuous positions in Swin V2 (arXiv 2111.09883,
+    section 3.3) and CrossFormer (arXiv 2108.00154, section 3.2); it has no last bias, which all keys would share.
+    """
+
+    parameter_specs = {
+        "width": Parameter(None, "units of each hidden layer; hidden_size / 4 by default", minimum=1, optional=True),
+        "depth": Parameter(2, "number of hidden layers", minimum=1),
+        "log_distance": Parameter(False, "read sign(i - j) log(1 + |i - j|)", choices=(False, True)),
+        "norm": Parameter(False, "normalise each hidden layer before its activation", choices=(False, True)),
+    }
+    combines_as = "bias"
+    source = "arXiv 2111.09883, section 3.3, as in x-transformers"
+    width: int | None
+    depth: int
+    log_distance: bool
+    norm: bool
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        width = max(1, config.hidden_size // 4) if self.width is None else self.width
+        self.input_weight = nn.Parameter(torch.empty(width))
+        self.hidden_weight = nn.Parameter(torch.empty(self.depth - 1, width, width)) if self.depth > 1 else None
+        self.hidden_bias = nn.Parameter(torch.empty(self.depth, width))
+        self.output_weight = nn.Parameter(torch.empty(self.heads, width))
+        if self.norm:
+            self.norm_weight = nn.Parameter(torch.empty(self.depth, width))
+            self.norm_bias = nn.Parameter(torch.empty(self.depth, width))
+
+    def initialize(self, std: float) -> None:
+        """Draw weights and biases as `nn.Linear` does, uniform within the root of 1 / inputs."""
+        width = self.input_weight.shape[0]
+        init.uniform_(self.input_weight, -1.0, 1.0)
+        inner = (self.hidden_weight,) if self.hidden_weight is not None else ()
+        for weight in (*inner, self.hidden_bias, self.output_weight):
+            init.uniform_(weight, -(width**-0.5), width**-0.5)
+        if self.norm:
+            init.ones_(self.norm_weight)
+            init.zeros_(self.norm_bias)
+
+    def _activate(self, hidden: torch.Tensor, layer: int) -> torch.Tensor:
+        """Add a layer's bias to `(distances, width)`, normalise where the scheme does, and apply SiLU."""
+        hidden = hidden + self.hidden_bias[layer].to(hidden.dtype)
+        if self.norm:
+            weight, bias = (part[layer].to(hidden.dtype) for part in (self.norm_weight, self.norm_bias))
+            hidden = layer_norm(hidden, hidden.shape[-1:], weight, bias)
+        return silu(hidden)
+
+    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+        back = -positions.distances.to(positions.dtype)
+        if self.log_distance:
+            back = back.sign() * back.abs().log1p()
+        with torch.autocast(back.device.type, enabled=False):  # numbers of positions stay in float32
+            hidden = self._activate(back[:, None] * self.input_weight.to(back.dtype), 0)
+            for layer in range(1, self.depth):
+                weight = self.hidden_weight[layer - 1].to(back.dtype)
+                hidden = self._activate(hidden @ weight.T, layer)
+            return ScoreTerms(bias=self.output_weight.to(back.dtype) @ hidden.T)

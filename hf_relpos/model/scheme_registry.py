@@ -11,6 +11,7 @@ from .scheme_absolute import Sinusoidal
 from .scheme_base import PositionScheme
 from .scheme_bias import T5
 from .scheme_bias import Alibi
+from .scheme_bias import DynamicBias
 from .scheme_bias import Kerple
 from .scheme_bias import LearnedBias
 from .scheme_bias import Sandwich
@@ -42,6 +43,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "kerple": Kerple,
     "fire": Fire,
     "sandwich": Sandwich,
+    "dynamic_bias": DynamicBias,
     "cope": CoPE,
     "deberta": Deberta,
 }
