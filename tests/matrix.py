@@ -21,6 +21,7 @@ from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForMaskedLM
 from hf_relpos import RelPosEncoderModel
+from hf_relpos.model.scheme_base import PositionScheme
 from hf_relpos.model.scheme_registry import scheme_class
 
 
@@ -83,6 +84,7 @@ MATRIX = [
     Row("music", paper.music, ({"max_distance": 6}, {"share_heads": True})),
     Row("rope", paper.rope, ({}, {"interleaved": True}, {"partial_rotary_factor": 0.5, "rope_theta": 100.0})),
     Row("xpos", paper.xpos, ({"scale_base": 8}, {"interleaved": False, "partial_rotary_factor": 0.5, "gamma": 1.0}, {})),
+    Row("pope", paper.pope, ({}, {"bias_init": "uniform", "rope_theta": 100.0}, {"learned_bias": False})),
     Row("alibi", biases.alibi, ({}, {"slopes": "geometric"}, {"sides": "split"}, {"learned": True})),
     Row("kerple", biases.kerple, ({}, {"kernel": "power"}, {"kernel": "power", "acts_as": "both"})),
     Row("fire", biases.fire, ({"threshold": 1400.0, "width": 6}, {})),
@@ -125,6 +127,11 @@ class Case:
     @property
     def name(self) -> str:
         return "-".join([self.family, self.scheme, *(f"{key}={value}" for key, value in self.parameters.items())])
+
+    @property
+    def adds_to_scores(self) -> bool:
+        """Whether blocks have something to do: the scheme adds to the scores, instead of acting before they are made."""
+        return scheme_class(self.scheme).score_terms is not PositionScheme.score_terms
 
     def config(self, **fields: Any) -> Any:
         """A tiny configuration; three heads, because no power of two should be needed."""

@@ -168,6 +168,24 @@ def xpos_product(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
     return total
 
 
+def pope(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Section 3 of arXiv 2509.10534: magnitudes of contents and a cosine of the distance, channel by channel."""
+    return pope_product(layer, b, i, j) / math.sqrt(layer.head_dim)
+
+
+def pope_product(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """PoPE's score before it is scaled."""
+    magnitude = torch.log1p(layer.q[b, :, i].exp()) * torch.log1p(layer.k[b, :, j].exp())
+    total = torch.zeros_like(magnitude[:, 0])
+    for c in range(layer.head_dim):
+        angle = layer.distance(b, i, j) * layer.parameters["rope_theta"] ** (-c / layer.head_dim)
+        if layer.parameters["learned_bias"]:
+            phase = layer.weights["phase"][:, c].clamp(-2 * math.pi, 0.0)
+            angle = angle + phase.repeat_interleave(layer.heads // len(phase))
+        total = total + magnitude[:, c] * torch.cos(torch.as_tensor(angle, dtype=total.dtype))
+    return total
+
+
 def together(rotary: Callable[..., torch.Tensor], added: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The score of two schemes in one layer: that of the one which adds, on the product that the rotary one makes."""
 

@@ -171,12 +171,7 @@ def test_groups_of_rows_drop_apart(masks: list[Any]) -> None:
     torch.testing.assert_close(*gradients, **EXACT)
 
 
-def has_terms(given: Any) -> bool:
-    """Whether a scheme adds to the scores: else no block is ever cut."""
-    return given.values[0].scheme not in ("nope", "sinusoidal", "learned_absolute", "rope", "xpos")
-
-
-BLOCKED = [given for given in cases() if has_terms(given)]
+BLOCKED = [given for given in cases() if given.values[0].adds_to_scores]
 
 
 def gradients_of(model: Any, ids: torch.Tensor, seed: int = 3, **inputs: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

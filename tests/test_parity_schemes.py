@@ -97,6 +97,21 @@ def test_cope_is_that_of_x_transformers(count: int) -> None:
     torch.testing.assert_close(*gradients)
 
 
+def test_pope_is_that_of_x_transformers() -> None:
+    """Products of queries and keys with a phase of their own in each head, also outside of its range."""
+    xt = pytest.importorskip("x_transformers.x_transformers")
+    theirs = xt.PolarEmbedding(8, 4)
+    theirs.learned_bias.data.uniform_(-8, 1)
+    scheme, positions = scheme_of("pope", {}), positions_of(20, torch.float32)
+    query, key = torch.randn(2, 4, 20, 8), torch.randn(2, 4, 20, 8)
+    angles, phase = theirs(torch.arange(20))
+    wanted = xt.apply_polar_pos_emb(query, angles) @ xt.apply_polar_pos_emb(key, angles + phase).mT
+    with torch.nn.utils.stateless._reparametrize_module(scheme, {"phase": theirs.learned_bias[:, 0]}):
+        prepared = scheme.prepare(positions)
+        found = scheme.encode_query(query, prepared) @ scheme.encode_key(key, prepared).mT
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("log_distance", [False, True])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_dynamic_bias_is_that_of_x_transformers(depth: int, log_distance: bool) -> None:

@@ -227,7 +227,11 @@ class RelPosAttention(nn.Module):
         if implementation == "flex_attention":
             kwargs["position_bias"] = masked_bias(kwargs.get("position_bias"), positions, query)
         dropout = self.attention_dropout if self.training else 0.0
-        return attend(self, query, key, value, mask, dropout=dropout, is_causal=self.is_causal, **kwargs)
+        size, missing = value.shape[-1], query.shape[-1] - value.shape[-1]
+        if missing and implementation == "sdpa":  # fused kernels take queries, keys and values of one width only
+            value = nn.functional.pad(value, (0, missing))
+        output, probabilities = attend(self, query, key, value, mask, dropout=dropout, is_causal=self.is_causal, **kwargs)
+        return output[..., :size], probabilities
 
 
 class RelPosCrossAttention(RelPosAttention):

@@ -20,6 +20,7 @@ from .scheme_combined import combine
 from .scheme_deberta import Deberta
 from .scheme_dense import CoPE
 from .scheme_dense import Fire
+from .scheme_rotary import PoPE
 from .scheme_rotary import RoPE
 from .scheme_rotary import XPos
 from .scheme_vectors import Music
@@ -39,6 +40,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "music": Music,
     "rope": RoPE,
     "xpos": XPos,
+    "pope": PoPE,
     "alibi": Alibi,
     "kerple": Kerple,
     "fire": Fire,

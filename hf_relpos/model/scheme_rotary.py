@@ -4,6 +4,9 @@ import math
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.functional import softplus
+from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -176,3 +179,58 @@ class XPos(RoPE):
         """Numbers per pair of channels that turn, `(batch|1, length, pairs)`, as `(batch|1, 1, length, head_dim)`."""
         every = scale.repeat_interleave(2, -1) if self.interleaved else scale.repeat(1, 1, 2)
         return torch.nn.functional.pad(every, (0, self.head_dim - self.turned), value=1.0)[:, None]
+
+
+class PoPE(PositionScheme):
+    """Contents set magnitudes, positions set phases (arXiv 2509.10534, section 3).
+
+    A_ij = sum_c softplus(q_ic) softplus(k_jc) cos((i - j) theta_c - delta_c) / sqrt(d), theta_c = theta^(-c/d), with a learned
+    phase delta in [-2 pi, 0] a head and channel. As products of vectors, queries and keys are twice as wide as the values.
+    """
+
+    parameter_specs = {
+        "rope_theta": _ROTARY["rope_theta"],
+        "learned_bias": Parameter(True, "learn the phase delta", choices=(True, False)),
+        "bias_init": Parameter("zeros", "where delta starts: 0, or uniform in its range", choices=("zeros", "uniform")),
+    }
+    combines_as = "rotary"
+    source = "arXiv 2509.10534, section 3"
+    rope_theta: float
+    learned_bias: bool
+    bias_init: str
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.key_groups: int = config.num_attention_heads // config.num_key_value_heads
+        self.phase = nn.Parameter(torch.empty(self.heads // self.key_groups, self.head_dim)) if self.learned_bias else None
+
+    def initialize(self, std: float) -> None:
+        if self.phase is not None and self.bias_init == "uniform":
+            init.uniform_(self.phase, -2 * math.pi, 0.0)
+        elif self.phase is not None:
+            init.zeros_(self.phase)
+
+    def prepare(self, positions: Positions) -> tuple[Rotation, Rotation]:
+        """Return cos and sin of the angles of queries and of new keys, `(batch|1, 1, length, head_dim)` each."""
+        turns = frequencies(2 * self.head_dim, self.rope_theta, positions.query.device, positions.dtype)
+        angles = (place[:, None, :, None].to(positions.dtype) * turns for place in (positions.query, positions.fresh_key))
+        query, key = ((angle.cos(), angle.sin()) for angle in angles)
+        return query, key
+
+    @staticmethod
+    def _polar(states: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Return real and imaginary parts, `(batch, heads, length, 2 * head_dim)`."""
+        size = softplus(states)
+        return torch.cat([size * part.to(states.dtype) for part in rotation], -1)
+
+    def encode_query(self, query: torch.Tensor, prepared: tuple[Rotation, Rotation]) -> torch.Tensor:
+        return self._polar(query, prepared[0])
+
+    def encode_key(self, key: torch.Tensor, prepared: tuple[Rotation, Rotation]) -> torch.Tensor:
+        cos, sin = prepared[1]
+        if self.phase is None:
+            return self._polar(key, prepared[1])
+        phase = self.phase.to(cos.dtype).clamp(-2 * math.pi, 0.0)[:, None]  # (kv_heads, 1, head_dim)
+        # A sum of angles is a turn of cos and sin, which costs less than cosines of every head and token.
+        turn_cos, turn_sin = phase.cos(), phase.sin()
+        return self._polar(key, (cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin))
