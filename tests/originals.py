@@ -23,6 +23,9 @@ XLNET = {"vocab_size": 37, "d_model": 48, "n_layer": 2, "n_head": 6, "d_inner": 
 DEBERTA = {**BERT, "relative_attention": True, "position_biased_input": False, "position_buckets": 8}
 BOTH = {"pos_att_type": "c2p|p2c", "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 OWN = {"share_att_key": False, "norm_rel_ebd": "none"}
+GPT2 = {"vocab_size": 37, "n_positions": 16, "n_embd": 48, "n_layer": 2, "n_head": 6}
+MPT = {"vocab_size": 37, "d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": 32}
+FALCON = {"vocab_size": 37, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6}
 SCALED = {
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 2.0},
@@ -56,6 +59,20 @@ ORIGINALS: list[tuple[str, str, dict[str, Any]]] = [
     ("gpt_neox", "GPTNeoXForCausalLM", {**WIDE, "rope_parameters": PARTIAL}),
     ("gpt_neox", "GPTNeoXForCausalLM sequential", {**WIDE, **SEQUENTIAL}),
     ("bloom", "BloomForCausalLM", {"vocab_size": 37, "hidden_size": 48, "n_layer": 2, "n_head": 6}),
+    ("gpt2", "GPT2LMHeadModel", GPT2),
+    ("mpt", "MptForCausalLM", MPT),
+    ("falcon", "FalconForCausalLM", FALCON),
+    ("falcon", "FalconForCausalLM many", {**FALCON, "multi_query": False, "parallel_attn": False, "bias": True}),
+    ("falcon", "FalconForCausalLM grouped", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    (
+        "falcon",
+        "FalconForCausalLM one-norm",
+        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
+    ),
+    ("roberta", "RobertaForMaskedLM", {**BERT, "pad_token_id": 1}),
+    ("roberta", "RobertaForQuestionAnswering", {**BERT, "pad_token_id": 1}),
+    ("electra", "ElectraForMaskedLM", {**BERT, "embedding_size": 48}),
+    ("electra", "ElectraForTokenClassification", {**BERT, "embedding_size": 48, "num_labels": 3}),
     ("bert", "BertForMaskedLM", BERT),
     ("bert", "BertForTokenClassification", {**BERT, "num_labels": 3}),
     ("bert", "BertForQuestionAnswering", BERT),

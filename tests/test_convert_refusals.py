@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from originals import original
 from safetensors.torch import load_file
 from safetensors.torch import save_file
@@ -62,8 +63,8 @@ BROKEN: dict[str, tuple[Callable[[pathlib.Path], Any], str]] = {
     "a list": (lambda source: (source / "config.json").write_text("[]"), "holds no object, but list"),
     "no kind": (lambda source: (source / "config.json").write_text("{}"), "config.json of .* has no model_type"),
     "another kind": (
-        lambda source: (source / "config.json").write_text('{"model_type": "gpt2"}'),
-        "model_type='gpt2' cannot be converted; one of llama, mistral",
+        lambda source: (source / "config.json").write_text('{"model_type": "opt"}'),
+        "model_type='opt' cannot be converted; one of llama, mistral",
     ),
     "truncated": (lambda source: os.truncate(shard(source), 2000), "is damaged or holds more than tensors"),
     "empty": (lambda source: os.truncate(shard(source), 0), "is damaged or holds more than tensors"),
@@ -218,8 +219,8 @@ def test_names_of_sources(name: str) -> None:
     """Dashes, underscores and capitals do not matter; an unknown name is refused with all that are known."""
     theirs = original("GPTNeoXForCausalLM", **TINY)
     assert convert_checkpoint(name, theirs.config, theirs.state_dict())[2].source == "gpt_neox"
-    with pytest.raises(ValueError, match="model_type='gpt2' cannot be converted; one of llama.*xlnet can"):
-        convert_checkpoint("gpt2", theirs.config, theirs.state_dict())
+    with pytest.raises(ValueError, match="model_type='opt' cannot be converted; one of llama.*xlnet can"):
+        convert_checkpoint("opt", theirs.config, theirs.state_dict())
 
 
 def test_command(source: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,3 +245,32 @@ def test_command_in_a_process(source: pathlib.Path, tmp_path: pathlib.Path) -> N
     assert done.returncode == 0 and "12 weights used" in done.stdout
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 1 and done.stderr.strip().splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "name, fields, message",
+    [
+        (
+            "FalconForCausalLM",
+            {"alibi": True, "hidden_size": 48, "num_attention_heads": 6},
+            "alibi=True .* rounded to bfloat16",
+        ),
+        (
+            "ElectraForMaskedLM",
+            {"embedding_size": 24, "hidden_size": 48, "num_attention_heads": 6},
+            "embedding_size=24 cannot",
+        ),
+        ("GPT2LMHeadModel", {"n_embd": 48, "n_head": 6, "resid_pdrop": 0.5}, "one hidden_dropout serves both"),
+        ("GPT2LMHeadModel", {"n_embd": 48, "n_head": 6, "scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx=True"),
+        ("MptForCausalLM", {"d_model": 48, "n_heads": 6, "attn_config": {"clip_qkv": 3.0}}, "clip_qkv=3.0 cannot"),
+    ],
+)
+def test_what_newer_sources_cannot_say(name: str, fields: dict, message: str) -> None:
+    config = getattr(transformers, name).config_class(**fields)
+    with pytest.raises(ValueError, match=message):
+        convert_checkpoint(config.model_type, config, {})
+
+
+def test_gates_are_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match="model_type='wavlm' cannot be converted: its gates"):
+        convert_checkpoint("wavlm", {}, {})

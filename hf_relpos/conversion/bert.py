@@ -19,6 +19,8 @@ from hf_relpos.model.modeling_relpos import RelPosDecoderModel
 from hf_relpos.model.modeling_relpos import RelPosEncoderModel
 
 KINDS = {"absolute": "learned_absolute", "relative_key": "shaw", "relative_key_query": "shaw"}
+ABSOLUTE = "position_schemes.0.position_embeddings"
+"""The weight here of learned absolute positions."""
 LAYER_RULES = [
     move(r"embeddings\.word_embeddings\.weight", "embed_tokens.weight"),
     move(r"embeddings\.token_type_embeddings\.weight", "embed_types.weight"),
@@ -76,7 +78,7 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     rules: list[Rule] = [*LAYER_RULES]
     absolute = r"embeddings\.position_embeddings\.weight"
     if kind == "absolute":
-        rules.append(move(absolute, "position_schemes.0.position_embeddings"))
+        rules.append(move(absolute, ABSOLUTE))
     else:
         furthest = fields["max_position_embeddings"] - 1
         meets = "both" if kind == "relative_key_query" else "query"

@@ -1,5 +1,6 @@
 """BLOOM."""
 
+from hf_relpos.conversion.fused_layers import layer_rules
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.rules import Weights
@@ -24,20 +25,10 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         attention_dropout=settings("attention_dropout", 0.0),
         position_scheme="alibi",
     )
-    fused = [rf"layers.\1.attention.{letter}_proj.\2" for letter in "qkv"]
     rules = [
         move(r"word_embeddings\.weight", "embed_tokens.weight"),
         move(r"word_embeddings_layernorm\.(\w+)", r"embed_norm.\1"),
-        move(
-            r"h\.(\d+)\.self_attention\.query_key_value\.(\w+)",
-            *fused,
-            change=split_heads(config.num_attention_heads, by_head=True),
-        ),
-        move(r"h\.(\d+)\.self_attention\.dense\.(\w+)", r"layers.\1.attention.o_proj.\2"),
-        move(r"h\.(\d+)\.input_layernorm\.(\w+)", r"layers.\1.attention_norm.\2"),
-        move(r"h\.(\d+)\.post_attention_layernorm\.(\w+)", r"layers.\1.mlp_norm.\2"),
-        move(r"h\.(\d+)\.mlp\.dense_h_to_4h\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
-        move(r"h\.(\d+)\.mlp\.dense_4h_to_h\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
+        *layer_rules("h", "self_attention", split_heads(config.num_attention_heads, by_head=True)),
         move(r"ln_f\.(\w+)", r"norm.\1"),
     ]
     head = move(r"lm_head\.weight", "lm_head.weight")

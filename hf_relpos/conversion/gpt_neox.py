@@ -1,5 +1,6 @@
 """GPT-NeoX and Pythia."""
 
+from hf_relpos.conversion.fused_layers import layer_rules
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.plan import rotary_parameters
@@ -28,19 +29,9 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         position_scheme="rope",
         position_parameters=rotary_parameters(settings),
     )
-    fused = [rf"layers.\1.attention.{letter}_proj.\2" for letter in "qkv"]
     rules = [
         move(r"embed_in\.weight", "embed_tokens.weight"),
-        move(
-            r"layers\.(\d+)\.attention\.query_key_value\.(\w+)",
-            *fused,
-            change=split_heads(config.num_attention_heads, by_head=True),
-        ),
-        move(r"layers\.(\d+)\.attention\.dense\.(\w+)", r"layers.\1.attention.o_proj.\2"),
-        move(r"layers\.(\d+)\.input_layernorm\.(\w+)", r"layers.\1.attention_norm.\2"),
-        move(r"layers\.(\d+)\.post_attention_layernorm\.(\w+)", r"layers.\1.mlp_norm.\2"),
-        move(r"layers\.(\d+)\.mlp\.dense_h_to_4h\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
-        move(r"layers\.(\d+)\.mlp\.dense_4h_to_h\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
+        *layer_rules("layers", "attention", split_heads(config.num_attention_heads, by_head=True)),
         move(r"final_layer_norm\.(\w+)", r"norm.\1"),
         leave(r".*rotary_emb\.inv_freq", "follows from the configuration"),
         leave(r"layers\.\d+\.attention\.(masked_)?bias", "a mask"),
