@@ -1,5 +1,7 @@
 """ELECTRA, generator and discriminator, as far as its embeddings are as wide as its layers."""
 
+from typing import Any
+
 from hf_relpos.conversion.bert import ABSOLUTE
 from hf_relpos.conversion.bert import LAYER_RULES
 from hf_relpos.conversion.bert import OTHER_HEADS
@@ -22,7 +24,7 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     settings.require("embedding_size", [settings("hidden_size")], "positions are added behind the projection here")
     settings.require("is_decoder", [False], "only the encoder is")
     settings.require("position_embedding_type", ["absolute"], "transformers no longer loads the others")
-    fields = common_fields(settings) | {"position_scheme": "learned_absolute"}
+    fields: dict[str, Any] = common_fields(settings) | {"position_scheme": "learned_absolute"}
     language = [
         move(r"generator_predictions\.dense\.(\w+)", r"head_dense.\1"),
         move(r"generator_predictions\.LayerNorm\.(\w+)", r"head_norm.\1"),

@@ -1,5 +1,7 @@
 """RoBERTa."""
 
+from typing import Any
+
 import torch
 
 from hf_relpos.conversion.bert import ABSOLUTE
@@ -21,7 +23,7 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     settings.require("is_decoder", [False], "only the encoder is")
     settings.require("add_cross_attention", [False], "there is no attention to an encoder")
     settings.require("position_embedding_type", ["absolute"], "transformers no longer loads the others")
-    fields = common_fields(settings)
+    fields: dict[str, Any] = common_fields(settings)
     first = fields["pad_token_id"] + 1
     fields |= {"position_scheme": "learned_absolute", "max_position_embeddings": fields["max_position_embeddings"] - first}
 

@@ -284,6 +284,6 @@ class DynamicBias(PositionScheme):
         with torch.autocast(back.device.type, enabled=False):  # numbers of positions stay in float32
             hidden = self._activate(back[:, None] * self.input_weight.to(back.dtype), 0)
             for layer in range(1, self.depth):
-                weight = self.hidden_weight[layer - 1].to(back.dtype)
-                hidden = self._activate(hidden @ weight.T, layer)
+                weights: Any = self.hidden_weight
+                hidden = self._activate(hidden @ weights[layer - 1].to(back.dtype).T, layer)
             return ScoreTerms(bias=self.output_weight.to(back.dtype) @ hidden.T)
