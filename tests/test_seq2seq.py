@@ -290,7 +290,7 @@ def test_names_and_kinds_of_cache() -> None:
     with pytest.raises(ValueError, match="the cache holds a batch of 2, the input a batch of 1"):
         model(**{name: value[:1] for name, value in later.items() if name != "past_key_values"}, cache=cache)
     with pytest.raises(TypeError, match="got unknown arguments: memory"):
-        model(**given, memory=None)
+        model(**given, memory=torch.zeros(2))
 
 
 def test_targets_that_do_not_fit_are_refused() -> None:

@@ -14,6 +14,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 from transformers.generation import GenerationMixin
 
+from .forward_keywords import refuse_replaced
 from .position_builder import build_positions
 from .segment_memory import SegmentMemory
 from .segment_memory import check_memory
@@ -155,6 +156,7 @@ class MemoryGenerationMixin(GenerationMixin):
                 token, `memory = model.read(inputs[:, :-1], memory, attention_mask[:, :-1])`, to go on from
                 `inputs[:, -1:]`.
         """
+        refuse_replaced("generate", kwargs)
         if memory is None:
             return super().generate(inputs, generation_config, *args, **kwargs)  # pyright: ignore
         ids = kwargs.pop("input_ids", None) if inputs is None else inputs

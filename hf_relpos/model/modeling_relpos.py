@@ -20,6 +20,7 @@ from .adaptive_softmax import embedding_width
 from .adaptive_softmax import tied_tables
 from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos import RelPosEncoderConfig
+from .forward_keywords import accept_old_cache_name
 from .generation_relpos import MemoryGenerationMixin
 from .head_classification import MultipleChoiceHead
 from .head_classification import QuestionAnsweringHead
@@ -175,6 +176,7 @@ class RelPosDecoderModel(RelPosStack):
     config: RelPosDecoderConfig
     config_class = RelPosDecoderConfig
 
+    @accept_old_cache_name
     @capture_outputs
     def forward(
         self,
@@ -207,7 +209,6 @@ class RelPosDecoderModel(RelPosStack):
                 transformers' packing collator.
             token_type_ids: `(batch, sequence)` token types, when the model has any.
         """
-        cache = kwargs.pop("past_key_values", None) if cache is None else cache
         config: Any = self.config  # what may be left out of it is complete by now
         if isinstance(attention_mask, dict):
             attention_mask = attention_mask[config.layer_types[0]]
@@ -287,6 +288,7 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
         self.lm_head = AdaptiveHead(config) if config.cutoffs else nn.Linear(*plain)
         self.post_init()
 
+    @accept_old_cache_name
     @can_return_tuple
     def forward(
         self,

@@ -20,6 +20,7 @@ from .attention import RelPosAttention
 from .attention import RelPosCrossAttention
 from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos_seq2seq import RelPosSeq2SeqConfig
+from .forward_keywords import accept_old_cache_name
 from .head_classification import ClassifierHead
 from .head_classification import find_padding
 from .head_classification import given
@@ -128,6 +129,7 @@ class RelPosCrossDecoder(RelPosDecoderModel):
         "cross_attentions": RelPosCrossAttention,
     }
 
+    @accept_old_cache_name
     @capture_outputs
     def forward(
         self,
@@ -148,7 +150,6 @@ class RelPosCrossDecoder(RelPosDecoderModel):
             encoder_attention_mask: `(batch, source)` 1 for tokens, 0 for padding.
             cache: an `EncoderDecoderCache`, or a cache of the target alone, which then becomes one.
         """
-        cache = kwargs.pop("past_key_values", None) if cache is None else cache
         force_eager = self._wants_attentions(kwargs)
         if encoder_hidden_states is None:
             raise ValueError(f"{type(self).__name__} needs encoder_hidden_states, the output of an encoder")
@@ -331,6 +332,7 @@ class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMix
         """Return what the decoder reads to predict `labels (batch, target)`: these one to the right, padding for -100."""
         return shift_right(labels, self.config)
 
+    @accept_old_cache_name
     @can_return_tuple
     def forward(
         self,
@@ -359,7 +361,6 @@ class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMix
             logits_to_keep: number of last positions to compute logits for, or their indices; 0 for all.
             num_items_in_batch: by what the sum of losses is divided; None for the number of targets in this batch.
         """
-        cache = kwargs.pop("past_key_values", None) if cache is None else cache
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             if labels is None:
                 raise ValueError(

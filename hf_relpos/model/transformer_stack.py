@@ -15,6 +15,7 @@ from .adaptive_softmax import AdaptiveEmbedding
 from .adaptive_softmax import embedding_width
 from .attention import RelPosAttention
 from .configuration_relpos import RelPosConfig
+from .forward_keywords import check_keywords
 from .head_losses import check_labels
 from .head_losses import count_targets
 from .position_builder import build_positions
@@ -32,12 +33,6 @@ from .segment_memory import SegmentMemory
 from .segment_memory import check_memory
 from .transformer_layer import RelPosLayer
 from .transformer_layer import make_norm
-
-_PASSED_ON = {
-    "output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "shift_labels", "cache_position",
-    "is_causal", "logits_to_keep", "next_sequence_length", "token_type_ids",
-}  # fmt: skip
-"""Keyword arguments of transformers that a forward accepts without naming them."""
 
 
 class RelPosPreTrainedModel(PreTrainedModel):
@@ -317,9 +312,7 @@ class RelPosStack(RelPosPreTrainedModel):
         return prepared
 
     def _wants_attentions(self, kwargs: dict[str, Any]) -> bool:
-        """Whether probabilities are asked for, which only the eager path gives; unknown arguments are refused."""
-        unknown = sorted(set(kwargs) - _PASSED_ON)
-        if unknown:
-            raise TypeError(f"{type(self).__name__}.forward got unknown arguments: {', '.join(unknown)}")
+        """Return whether probabilities are asked for, which only the eager path gives; refuse keywords that would be forgotten."""
+        check_keywords(f"{type(self).__name__}.forward", kwargs, self.config.causal)
         wanted = kwargs.get("output_attentions")
         return bool(self.config.output_attentions if wanted is None else wanted)

@@ -18,6 +18,8 @@ from transformers import HfArgumentParser
 from transformers import TrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 
+from hf_relpos.model.forward_keywords import REPLACED
+
 ABOUT = "Train and evaluate a causal or masked language model; any argument may also stand in the YAML file."
 USAGE = "%(prog)s [CONFIG.yaml | --config CONFIG.yaml] [--argument value ...]"
 
@@ -207,6 +209,8 @@ def _refuse_unknown(names, parser: argparse.ArgumentParser, where: str) -> None:
     allowed = [action.dest for action in parser._actions]
     for name in names:
         if name not in allowed:
+            if name in REPLACED:
+                raise ValueError(f"{where}unknown argument {name!r}; what replaced it is {REPLACED[name]}")
             close = difflib.get_close_matches(name, allowed, n=3) or sorted(allowed)
             raise ValueError(f"{where}unknown argument {name!r}; did you mean {' or '.join(map(repr, close))}?")
 
