@@ -24,6 +24,7 @@ from .blockwise_forward import factors_of
 from .blockwise_forward import fusible
 from .blockwise_forward import kept
 from .blockwise_forward import whole_scores
+from .blockwise_kernel import fused_attention
 from .blockwise_masking import groups_of_rows
 from .positions import Positions
 from .scheme_terms import ScoreTerms
@@ -36,10 +37,7 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output `(heads, batch, rows, head_dim)` and log-sum-exp `(heads, batch, rows)` of one block."""
     if fusible(parts, plan):
-        mask = scores.expand(*parts.query.shape[:2], -1, -1)
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            content_query(parts, plan), parts.key, parts.value, 0.0, False, attn_mask=mask, scale=1.0
-        )
+        return fused_attention(content_query(parts, plan), parts.key, parts.value, scores)
     whole = whole_scores(parts, plan, scores, scratch)
     lse = whole.logsumexp(-1)
     lse = lse.masked_fill(lse == float("-inf"), 0.0)  # a caller's mask may show a query nothing: it finds 0, as in the kernel

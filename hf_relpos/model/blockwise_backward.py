@@ -19,6 +19,7 @@ from .blockwise_forward import factors_of
 from .blockwise_forward import fusible
 from .blockwise_forward import kept
 from .blockwise_forward import whole_scores
+from .blockwise_kernel import fused_gradients
 from .blockwise_key_terms import key_product_gradients
 from .scheme_terms import Factors
 from .toeplitz import add_matmul
@@ -109,11 +110,9 @@ class _Gradients:
         return output, grad, lse, delta
 
     def _add_fused(self, part: Parts, total: Parts, block: Block, scores: torch.Tensor) -> None:
-        mask = scores.expand(*part.query.shape[:2], -1, -1)
         output, grad, lse, _ = self._of(block)
-        query, key, value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, content_query(part, self.plan), part.key, part.value, output, lse, 0.0, False, attn_mask=mask, scale=1.0
-        )
+        states = (content_query(part, self.plan), part.key, part.value)
+        query, key, value = fused_gradients(grad, states, (output, lse), scores)
         _add_query(total, query * self.plan.scale, total.key_offset)
         for sums, found in ((total.key, key), (total.value, value)):
             if sums is not None:

@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import pad
 
 from .blockwise_buffers import Scratch
+from .blockwise_kernel import kernel_works
 from .blockwise_key_terms import add_key_products
 from .blockwise_masking import keys_seen_by
 from .positions import Positions
@@ -102,7 +103,8 @@ class Block(NamedTuple):
 
 def fusible(parts: Parts, plan: Plan) -> bool:
     """Whether the fused kernel can do the forward pass: it takes a mask, but gives no probabilities and drops none."""
-    return parts.value_vectors is None and not plan.dropout and parts.query.device.type == "cpu"
+    able = parts.value_vectors is None and not plan.dropout and parts.query.device.type == "cpu"
+    return able and kernel_works()
 
 
 def reads_view(parts: Parts, plan: Plan, fuses: bool) -> bool:

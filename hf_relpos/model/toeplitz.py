@@ -14,8 +14,13 @@ import torch
 from torch.nn.functional import pad
 
 
+def with_unit_stride(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with neighbours of the last dimension side by side in memory, as views by stride and kernels read them."""
+    return tensor if tensor.stride(-1) == 1 else tensor.clone(memory_format=torch.contiguous_format)
+
+
 def spread_out(numbers: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A view in which entry [r, c] is numbers[r, r + c].
+    """A view in which entry [r, c] is numbers[r, r + c]; of a copy where neighbours are not side by side in memory.
 
     Args:
         numbers: `(..., rows, rows + columns - 1)`, or `(..., 1, rows + columns - 1)` where all rows are one.
@@ -24,6 +29,7 @@ def spread_out(numbers: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     Returns:
         `(..., rows, columns)`.
     """
+    numbers = with_unit_stride(numbers)
     row = numbers.stride(-2) if numbers.shape[-2] > 1 else 0
     strides = (*numbers.stride()[:-2], row + 1, 1)
     return numbers.as_strided((*numbers.shape[:-2], rows, columns), strides, numbers.storage_offset())
@@ -39,7 +45,7 @@ def collect(matrix: torch.Tensor) -> torch.Tensor:
 def collected(matrix: torch.Tensor) -> torch.Tensor:
     """What `collect` gives, for a matrix made by `Scratch.matrix`: a view where that left zeros behind the rows."""
     rows, width = matrix.shape[-2], sum(matrix.shape[-2:])
-    if matrix.stride(-2) != width:
+    if matrix.stride(-2) != width or matrix.stride(-1) != 1:
         return collect(matrix)
     strides = (*matrix.stride()[:-2], width - 1, 1)
     return matrix.as_strided((*matrix.shape[:-2], rows, width - 1), strides, matrix.storage_offset())
