@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForMaskedLM
 from hf_relpos.data.packing import IGNORED
+from hf_relpos.training import checked_trainer
 from hf_relpos.training import segment_trainer
 from hf_relpos.training.segment_trainer import SegmentTrainer
 
@@ -341,11 +342,12 @@ def test_absolute_schemes_are_refused_with_memory():
             make_model(scheme)
 
 
-def test_the_private_methods_of_trainer_that_are_used_exist():
-    assert [name for name in segment_trainer.TRAINER_INTERNALS if not callable(getattr(Trainer, name, None))] == []
-    source = Path(segment_trainer.__file__).read_text()
+@pytest.mark.parametrize("module", [segment_trainer, checked_trainer], ids=lambda module: module.__name__)
+def test_the_private_methods_of_trainer_that_are_used_exist(module):
+    assert [name for name in module.TRAINER_INTERNALS if not callable(getattr(Trainer, name, None))] == []
+    source = Path(module.__file__).read_text()
     private = [name for name in dir(Trainer) if name.startswith("_") and not name.startswith("__")]
-    assert {name for name in private if f".{name}(" in source} == set(segment_trainer.TRAINER_INTERNALS)
+    assert {name for name in private if f".{name}(" in source} == set(module.TRAINER_INTERNALS)
 
 
 def test_five_lines_are_enough(tmp_path):

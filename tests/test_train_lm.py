@@ -5,17 +5,20 @@ import math
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from huggingface_hub import ModelCard
+from runs import SMALL
+from runs import TEXT
+from runs import results
+from runs import write_config
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers import AutoTokenizer
-from transformers import Trainer
 
 from hf_relpos import SCHEMES
 from hf_relpos.__main__ import main as command
@@ -27,48 +30,15 @@ from hf_relpos.training.model_setup import build_config
 from hf_relpos.training.run import main
 from hf_relpos.training.run import prepare
 from hf_relpos.training.run import run
+from hf_relpos.training.segment_trainer import SegmentTrainer
 
 ROOT = Path(__file__).parents[1]
-TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(60))
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-SETTINGS = {
-    "config_overrides": SMALL,
-    "block_size": 32,
-    "max_steps": 4,
-    "per_device_train_batch_size": 4,
-    "per_device_eval_batch_size": 3,
-    "learning_rate": 0.01,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "use_cpu": True,
-    "disable_tqdm": True,
-    "sample_tokens": 5,
-}
 
 
 @pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def config(tmp_path, text):
+def config(tmp_path):
     """Writes a YAML file with the settings of a tiny run and some others."""
-
-    def write(**settings):
-        path = tmp_path / "tiny.yaml"
-        usual = {"train_file": str(text), "output_dir": str(tmp_path / "out")}
-        path.write_text(yaml.safe_dump(SETTINGS | usual | settings), encoding="utf-8")
-        return str(path)
-
-    return write
-
-
-def results(folder):
-    return json.loads(Path(folder, "all_results.json").read_text(encoding="utf-8"))
+    return partial(write_config, tmp_path)
 
 
 def contents(folder):
@@ -325,7 +295,7 @@ def test_an_encoder_with_memory_is_trained_without(config):
     """One that was converted has some; masked tokens are still learned block by block, by the stock Trainer."""
     fields = {"position_scheme": "xlnet", "config_overrides": SMALL | {"mem_len": 4}}
     job = prepare([config(model_type="relpos_encoder", **fields)])
-    assert type(job.trainer) is Trainer and job.model.config.mem_len == 4
+    assert not isinstance(job.trainer, SegmentTrainer) and job.model.config.mem_len == 4
     run(job)
 
 

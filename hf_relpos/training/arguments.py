@@ -17,6 +17,9 @@ import yaml
 from transformers import HfArgumentParser
 from transformers import TrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
+from transformers.trainer_utils import SchedulerType
+
+from hf_relpos.training.best_model import greater_is_better
 
 from hf_relpos.model.forward_keywords import REPLACED
 
@@ -107,8 +110,13 @@ class RunArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
-        self.bf16 = self.bf16 or (self.bf16_if_fast and computes_bf16())
+        self.bf16 = self.bf16 or (self.bf16_if_fast and not self.fp16 and computes_bf16())
+        if self.greater_is_better is None and self.metric_for_best_model:
+            self.greater_is_better = greater_is_better(self.metric_for_best_model)
         super().__post_init__()
+        if self.lr_scheduler_type in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY):  # they watch the same metric
+            given: Any = self.lr_scheduler_kwargs or {}
+            self.lr_scheduler_kwargs = {"mode": "max" if self.greater_is_better else "min"} | given
 
 
 def computes_bf16() -> bool:

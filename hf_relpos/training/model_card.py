@@ -19,11 +19,11 @@ from hf_relpos.training.arguments import DataArguments
 from hf_relpos.training.arguments import ModelArguments
 from hf_relpos.training.arguments import RunArguments
 from hf_relpos.training.model_setup import is_masked
-from hf_relpos.training.run_folder import MAY_DIFFER
+from hf_relpos.training.run_folder import SAMPLE
+from hf_relpos.training.run_folder import WATCHED
 from hf_relpos.training.run_folder import describe_run
 from hf_relpos.training.run_folder import read_record
 
-SAMPLE = "sample.txt"
 # In an installed package the template lies beside this file, in the repository in its own folder.
 TEMPLATES = (
     Path(__file__).parent / "model_card_template.md",
@@ -31,7 +31,7 @@ TEMPLATES = (
 )
 
 # Settings that say how a run was watched and published, not how the model came about.
-LEFT_OUT = tuple(prefix for prefix in MAY_DIFFER if prefix not in ("max_steps", "num_train_epochs"))
+LEFT_OUT = (*WATCHED, "eval_", "save_", "load_")
 
 METRICS = {
     "loss": "loss (nats a token)",

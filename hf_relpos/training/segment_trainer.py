@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import SequentialSampler
 from transformers import EvalPrediction
-from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.trainer_utils import denumpify_detensorize
 
@@ -24,14 +23,14 @@ from hf_relpos.data.lanes import Streams
 from hf_relpos.evaluation.language_model import language_model_metrics
 from hf_relpos.evaluation.language_model import score_rows
 from hf_relpos.model.segment_memory import SegmentMemory
-from hf_relpos.training.run_folder import last_checkpoint
+from hf_relpos.training.checked_trainer import CheckedTrainer
 
 # Private methods of Trainer that are overridden or called here; a test checks that they exist.
 TRAINER_INTERNALS = ("_get_dataloader", "_inner_training_loop", "_load_rng_state", "_save_rng_state")
 
 
-class SegmentTrainer(Trainer):
-    """The stock Trainer for a causal model with `mem_len > 0`.
+class SegmentTrainer(CheckedTrainer):
+    """Trainer for a causal model with `mem_len > 0`.
 
     Training reads the text in `per_device_train_batch_size * processes * gradient_accumulation_steps` lanes: the
     batches of an accumulation window are different streams with a memory each, so that accumulation equals a larger
@@ -89,7 +88,7 @@ class SegmentTrainer(Trainer):
                 raise ValueError(f"SegmentTrainer: {reason}")
 
     def _forget(self) -> None:
-        self._memories: dict[int, SegmentMemory] = {}  # training, one for each batch that has lanes of its own
+        self._memories: dict[int, SegmentMemory | None] = {}  # training, one for each batch that has lanes of its own
         self._turn = 0
         self._eval_memory: SegmentMemory | None = None
         self._eval_sums: Any = 0
@@ -139,11 +138,8 @@ class SegmentTrainer(Trainer):
 
     # Memory
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer's; True goes on from the last checkpoint that was written to its end."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_checkpoint(str(self.args.output_dir)) or True
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+    def _checkpoint_parts(self) -> dict[str, bool]:
+        return super()._checkpoint_parts() | {"memory": not self.args.ignore_data_skip}
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:  # again for each size of auto_find_batch_size
         self._forget()
@@ -158,22 +154,28 @@ class SegmentTrainer(Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         if model.training:
-            inputs = inputs | {"labels": inputs["shift_labels"], "memory": self._memories.get(self._turn)}
+            inputs = inputs | {"labels": inputs["shift_labels"], "memory": self._fit(self._memories.get(self._turn))}
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
             self._memories[self._turn], outputs = self._take_memory(outputs)
         else:
             targets = inputs["shift_labels"]
             inputs = {name: values for name, values in inputs.items() if "labels" not in name}
-            self._eval_memory, outputs = self._take_memory(model(**inputs, memory=self._eval_memory))
+            self._eval_memory, outputs = self._take_memory(model(**inputs, memory=self._fit(self._eval_memory)))
             sums = score_rows(outputs["logits"], targets).double().sum(0)
             self._eval_sums = self._eval_sums + sums
             loss = sums[0] / sums[2].clamp(min=1)
         return (loss, outputs) if return_outputs else loss
 
-    def _take_memory(self, outputs: Any) -> tuple[SegmentMemory, dict[str, Any]]:
-        """The memory, detached and in the model's dtype (autocast returns float32), and the other outputs."""
+    def _fit(self, memory: SegmentMemory | None) -> SegmentMemory | None:
+        """Return a memory in the length that the model has now, which `set_memory_length` may have changed; None for 0."""
+        slots = self.model.config.mem_len
+        return memory.resize(slots) if memory is not None and slots else None
+
+    def _take_memory(self, outputs: Any) -> tuple[SegmentMemory | None, dict[str, Any]]:
+        """Return the memory, detached and in the model's dtype (autocast returns float32), and the other outputs."""
         rest = {name: value for name, value in outputs.items() if name != "memory"}
-        return SegmentMemory(*outputs["memory"]).detach().to(self.model.dtype), rest
+        memory = outputs.get("memory")
+        return None if memory is None else SegmentMemory(*memory).detach().to(self.model.dtype), rest
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         self._eval_memory, self._eval_sums = None, 0
@@ -190,8 +192,10 @@ class SegmentTrainer(Trainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        empty = SegmentMemory(*(torch.zeros_like(part) for part in next(iter(self._memories.values()))))
-        turns = (self._memories.get(turn, empty) for turn in range(self._turns))  # the last ones may not have begun
+        rows, config = self._rows(self._train_batch_size) // self.accelerator.num_processes, self.model.config
+        hidden = torch.zeros(rows, config.num_hidden_layers, config.mem_len, config.hidden_size, dtype=self.model.dtype)
+        empty = SegmentMemory(hidden, torch.zeros(rows, dtype=torch.long))
+        turns = (self._fit(self._memories.get(turn)) or empty for turn in range(self._turns))  # some may not have begun
         memories = [[part.cpu() for part in memory] for memory in turns]
         state = {"memories": memories, "processes": self.args.world_size, "reading": self._reading()}
         torch.save(state, memory_file(output_dir, self.args.process_index))

@@ -1,0 +1,109 @@
+"""The texts of a run: which documents it needs, its tokenizer, and the blocks that it trains and evaluates on."""
+
+from typing import Any
+from typing import NamedTuple
+from typing import cast
+
+from datasets import Dataset
+from datasets import IterableDataset
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase
+
+from hf_relpos.data.packing import MaskingCollator
+from hf_relpos.data.packing import count_bytes
+from hf_relpos.data.packing import mask_once
+from hf_relpos.data.packing import pack
+from hf_relpos.data.packing import pack_stream
+from hf_relpos.data.packing import without_targets
+from hf_relpos.data.sources import Documents
+from hf_relpos.data.sources import describe_source
+from hf_relpos.data.sources import load_documents
+from hf_relpos.data.tokenizers import load_tokenizer
+from hf_relpos.training.arguments import DataArguments
+from hf_relpos.training.arguments import ModelArguments
+from hf_relpos.training.arguments import RunArguments
+from hf_relpos.training.model_setup import is_masked
+
+# Documents of a streamed training text from which a BPE is learned.
+STREAMED_VOCABULARY = 10_000
+
+
+class EvaluationText(NamedTuple):
+    """Blocks to evaluate on, and the bytes of their text where bits per byte have a meaning."""
+
+    blocks: Dataset
+    byte_count: int | None
+
+
+def needed_documents(data: DataArguments, args: RunArguments) -> Documents:
+    """Load the documents that a run needs.
+
+    Raises:
+        ValueError: the source has none of them.
+    """
+    documents = load_documents(data)
+    for split, rows, needed in (
+        ("train", documents.train, args.do_train),
+        ("validation", documents.validation, args.do_eval),
+    ):
+        if needed and rows is None:
+            raise ValueError(f"there is no {split} text: give {split}_file, or a dataset that has it")
+    return Documents(
+        train=documents.train if args.do_train else None,
+        validation=documents.validation,
+        test=documents.test if args.do_predict else None,
+    )
+
+
+def choose_tokenizer(arguments: ModelArguments, data: DataArguments, documents: Documents) -> PreTrainedTokenizerBase:
+    """Load the tokenizer: a trained model keeps its own, unless another one is named that is not to be built here."""
+    name = data.tokenizer_name or "byte"
+    if arguments.model_name_or_path and name in ("byte", "bpe"):
+        name = arguments.model_name_or_path
+    train: Any = documents.train
+    if isinstance(train, IterableDataset):
+        train = train.take(STREAMED_VOCABULARY)
+    return load_tokenizer(name, (row["text"] for row in train or ()), data.vocab_size)
+
+
+def masking(tokenizer: PreTrainedTokenizerBase, data: DataArguments, seed: int | None = None) -> MaskingCollator:
+    """Return the collator that masks tokens; with a seed, the same ones every time."""
+    return MaskingCollator(tokenizer, mlm_probability=data.mlm_probability, seed=seed)
+
+
+def training_blocks(
+    documents: Dataset | IterableDataset,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataArguments,
+    seed: int,
+) -> Dataset | IterableDataset:
+    """Cut the training text into blocks; a ValueError names a text that is too short for one."""
+    block_size = cast(int, data.block_size)
+    if isinstance(documents, IterableDataset):
+        blocks = pack_stream(documents, tokenizer, block_size)
+    else:
+        if getattr(model.config, "mem_len", 0):
+            # Lanes keep the order within documents; neighbours, often alike, need not be read at the same time.
+            documents = documents.shuffle(seed=seed)
+        try:
+            blocks = pack(documents, tokenizer, block_size, num_proc=data.preprocessing_num_workers)
+        except ValueError as error:
+            raise ValueError(f"training text ({describe_source(data)}): {error}") from error
+    if data.max_train_samples is not None:
+        blocks = blocks.take(data.max_train_samples)
+    return without_targets(blocks) if is_masked(model.config) else blocks
+
+
+def evaluation_text(
+    documents: Dataset, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data: DataArguments
+) -> EvaluationText:
+    """Cut a text for evaluation into blocks, and count the bytes that they predict."""
+    blocks = pack(documents, tokenizer, cast(int, data.block_size), keep_tail=True, num_proc=data.preprocessing_num_workers)
+    byte_count = sum(len(text.encode()) for text in documents["text"])
+    if data.max_eval_samples is not None and data.max_eval_samples < len(blocks):
+        blocks = blocks.take(data.max_eval_samples)
+        byte_count = count_bytes(blocks, tokenizer)
+    if is_masked(model.config):
+        return EvaluationText(mask_once(blocks, masking(tokenizer, data, seed=0)), None)
+    return EvaluationText(blocks, byte_count)
