@@ -66,6 +66,28 @@ def test_position_tables_have_a_rate_of_their_own() -> None:
     assert len(rates) == len(list(model.parameters()))
 
 
+def test_position_tables_may_stay_as_they_are() -> None:
+    optimizer = OptimizerFactory()(small_model(), learning_rate=1e-3, position_learning_rate=0.0)
+    assert 0.0 in [group["lr"] for group in optimizer.param_groups]
+
+
+def test_a_closure_computes_gradients() -> None:
+    found = []
+    for by_closure in (False, True):
+        model = small_model()
+        optimizer = OptimizerFactory()(model, muon_learning_rate=0.02, learning_rate=1e-3)
+        ids = torch.arange(16).view(2, 8)
+
+        def closure(model=model, ids=ids):
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            return loss
+
+        loss = closure() if not by_closure else None
+        found.append((optimizer.step(closure if by_closure else None) or loss, model.lm_head.weight))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+
+
 def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="no matrices in layers"):
         OptimizerFactory()(torch.nn.Linear(4, 4), muon_learning_rate=0.02, learning_rate=1e-3)

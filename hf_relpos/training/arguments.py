@@ -19,9 +19,8 @@ from transformers import TrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 from transformers.trainer_utils import SchedulerType
 
-from hf_relpos.training.best_model import greater_is_better
-
 from hf_relpos.model.forward_keywords import REPLACED
+from hf_relpos.training.best_model import greater_is_better
 
 ABOUT = "Train and evaluate a causal or masked language model; any argument may also stand in the YAML file."
 USAGE = "%(prog)s [CONFIG.yaml | --config CONFIG.yaml] [--argument value ...]"

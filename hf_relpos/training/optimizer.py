@@ -54,8 +54,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step of both."""
-        loss = closure() if closure is not None else None
+        """Take one step of both; a closure computes the loss and its gradients first."""
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
         self.muon.step()
         self.adamw.step()
         return loss
@@ -96,10 +97,11 @@ class OptimizerFactory:
         if muon_learning_rate is not None and not kinds["matrices"]:
             raise ValueError(f"muon_learning_rate={muon_learning_rate}: the model has no matrices in layers")
         decayed = kinds["decayed"] + (kinds["matrices"] if muon_learning_rate is None else [])
+        position_rate = learning_rate if position_learning_rate is None else position_learning_rate
         groups = [
             {"params": decayed, "weight_decay": weight_decay},
             {"params": kinds["plain"], "weight_decay": 0.0},
-            {"params": kinds["positions"], "weight_decay": 0.0, "lr": position_learning_rate or learning_rate},
+            {"params": kinds["positions"], "weight_decay": 0.0, "lr": position_rate},
         ]
         groups = [group for group in groups if group["params"]]
         adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
