@@ -56,11 +56,8 @@ def language_model_metrics(prediction: EvalPrediction, byte_count: int | None = 
 
 
 def position_bound(config: PreTrainedConfig) -> int | None:
-    """The longest sequence that a model takes; None for a scheme that goes on for ever."""
-    schemes = getattr(config, "position_scheme", "learned_absolute")  # other models: assume what they declare
-    if "learned_absolute" in ([schemes] if isinstance(schemes, str) else schemes):
-        return getattr(config, "max_position_embeddings", None)
-    return None
+    """Return the longest sequence that a model takes; None for a scheme that goes on for ever."""
+    return getattr(config, "max_position_embeddings", None)
 
 
 @contextmanager

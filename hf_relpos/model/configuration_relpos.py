@@ -1,5 +1,6 @@
 """Configurations: the position scheme is one field, and combinations without meaning are refused here with the reason."""
 
+from collections.abc import Iterator
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
@@ -68,7 +69,8 @@ class RelPosConfig(PreTrainedConfig):
         parallel_residual (`bool`): attention and feed-forward read the same input, as GPT-NeoX does.
         attention_bias, mlp_bias, norm_bias (`bool`): whether these layers have a bias.
         initializer_range (`float`): standard deviation of the initial weights.
-        max_position_embeddings (`int`): number of learned positions: a bound for `learned_absolute` only.
+        max_position_embeddings (`int`): the length that the model is made for. It is a bound, the number of learned positions, for
+            `learned_absolute` only: with other schemes the attribute cannot be read (`trained_length` gives it).
         tie_word_embeddings (`bool`): share the embeddings with the language-model head.
         position_scheme (`str` or `list[str]`): one scheme for all layers, or one a layer; `rope` or `xpos` joins one that adds
             a number per distance to the scores, as in `"rope+alibi"`.
@@ -122,8 +124,8 @@ class RelPosConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+            if (given := vars(self)[name]) < 1:
+                raise ValueError(f"{name}={given} must be at least 1")
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
@@ -152,6 +154,37 @@ class RelPosConfig(PreTrainedConfig):
     def stacks(self) -> tuple["RelPosConfig", ...]:
         """The configuration of each stack of layers: this one."""
         return (self,)
+
+    def all_schemes(self) -> list[str]:
+        """Return the names of the schemes of all layers."""
+        return layer_schemes(self)
+
+    @property
+    def trained_length(self) -> int:
+        """The `max_position_embeddings` as given and saved, whether they are a bound or not."""
+        return vars(self)["max_position_embeddings"]
+
+    def __getattribute__(self, name: str) -> Any:
+        """Hide `max_position_embeddings` where no scheme is bounded by them, as if the model had none, like T5 and BLOOM.
+
+        The length warning of `generate`, lm-eval's window and sentence-transformers' cut read them as the longest input. A missing
+        attribute is the only answer that all three take for no bound: None breaks sentence-transformers, -1 breaks `generate`.
+        """
+        if name == "max_position_embeddings" and not any(scheme_class(scheme).bounded for scheme in self.all_schemes()):
+            raise AttributeError(
+                f"no max_position_embeddings: position_scheme={self.position_scheme!r} has no bound; the length that the model was "
+                "made for is config.trained_length"
+            )
+        return super().__getattribute__(name)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Compare families as transformers does, by all that they hold: a dataclass compares by reading each field."""
+        super().__init_subclass__(**kwargs)
+        cls.__eq__ = PreTrainedConfig.__eq__
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names of what can be read."""
+        return (name for name in super().__iter__() if hasattr(self, name))
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

@@ -105,7 +105,7 @@ class RelPosSeq2SeqConfig(RelPosConfig):
     def stacks(self) -> tuple[RelPosConfig, ...]:
         """The configurations of the encoder and of the decoder, made from the fields of this one."""
         names = {field.name for field in fields(self)} & set(RelPosConfig.__annotations__)
-        common = {name: getattr(self, name) for name in names}
+        common = {name: vars(self)[name] for name in names}
         common["pad_token_id"] = None  # its embedding is learned, because the decoder may begin with it
         common["attn_implementation"] = getattr(self, "_attn_implementation_internal", None)
 
@@ -117,6 +117,11 @@ class RelPosSeq2SeqConfig(RelPosConfig):
             RelPosEncoderConfig(**{**common, **positions("encoder")}),
             RelPosDecoderConfig(**{**common, **positions("decoder"), **own}),
         )
+
+    def all_schemes(self) -> list[str]:
+        """Return the names of the schemes of all layers of both stacks."""
+        sides = (self.encoder_position_scheme, self.decoder_position_scheme)
+        return [name for names in sides for name in ([names] if isinstance(names, str) else names or [])]
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> RelPosConfig:
         """This configuration, or the one of a single stack: the decoder's is what a cache is built from."""

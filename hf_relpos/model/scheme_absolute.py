@@ -36,6 +36,7 @@ class LearnedAbsolute(PositionScheme):
 
     refuses = {"memory": _MEMORY}
     acts_on_embeddings = True
+    bounded = True
     source = "arXiv 1705.03122, section 3.1"
 
     def __init__(self, config: Any, **parameters: Any) -> None:

@@ -94,7 +94,7 @@ class RoPE(PositionScheme):
     def __init__(self, config: Any, **parameters: Any) -> None:
         super().__init__(config, **parameters)
         self.turned = 2 * int(self.head_dim * self.partial_rotary_factor / 2)
-        self.scaling = None if self.rope_type == "default" else self._scaling(config.max_position_embeddings, parameters)
+        self.scaling = None if self.rope_type == "default" else self._scaling(config.trained_length, parameters)
 
     def _scaling(self, trained: int, parameters: dict[str, Any]) -> PreTrainedConfig:
         """The configuration that transformers' formulas read: of the channels that turn, as if they were all."""

@@ -39,8 +39,8 @@ def check_block_size(config: PreTrainedConfig, block_size: int | None) -> int:
     Raises:
         ValueError: the model is bounded to fewer positions.
     """
-    chosen = block_size or getattr(config, "max_position_embeddings", None) or DEFAULT_BLOCK_SIZE
     bound = position_bound(config)
+    chosen = block_size or getattr(config, "trained_length", bound) or DEFAULT_BLOCK_SIZE
     if bound is not None and chosen > bound:
         raise ValueError(f"block_size={chosen} is beyond the {bound} positions that the model has learned: at most {bound}")
     return chosen

@@ -1,0 +1,117 @@
+"""What other libraries read of a model without being told: how long its input may be, and which layers to tune."""
+
+import copy
+import pathlib
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from matrix import SIZES
+from matrix import Case
+from matrix import ids_of
+from transformers import AutoConfig
+from transformers.generation.stopping_criteria import logger as length_logger
+
+import hf_relpos
+from hf_relpos.data.tokenizers import build_byte_tokenizer
+from hf_relpos.evaluation.language_model import position_bound
+
+BOUND = 16
+CONFIGS = {
+    "decoder": hf_relpos.RelPosDecoderConfig,
+    "encoder": hf_relpos.RelPosEncoderConfig,
+    "seq2seq": hf_relpos.RelPosSeq2SeqConfig,
+}
+
+
+def config_of(family: str, scheme: Any, **fields: Any) -> Any:
+    return CONFIGS[family](**{**SIZES, "position_scheme": scheme, "max_position_embeddings": BOUND, **fields})
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_bound_is_there_to_be_read_where_there_is_one(family: str, tmp_path: pathlib.Path) -> None:
+    """Saved, copied and loaded with another scheme too. What the number was stays known."""
+    bounded, free = config_of(family, "learned_absolute"), config_of(family, "alibi")
+    bounded.save_pretrained(tmp_path / "bounded")
+    free.save_pretrained(tmp_path / "free")
+    loaded = AutoConfig.from_pretrained(tmp_path / "free")
+    for config in (free, loaded, copy.deepcopy(free), pickle.loads(pickle.dumps(free))):
+        assert not hasattr(config, "max_position_embeddings") and position_bound(config) is None
+        assert config.trained_length == config.to_dict()["max_position_embeddings"] == BOUND
+        assert config is loaded or config == free != bounded
+        assert "max_position_embeddings" not in list(config) and f'"max_position_embeddings": {BOUND}' in repr(config)
+    with pytest.raises(AttributeError, match="position_scheme='alibi' has no bound; .* is config.trained_length"):
+        free.max_position_embeddings  # noqa: B018
+    for config in (bounded, AutoConfig.from_pretrained(tmp_path / "bounded")):
+        assert config.max_position_embeddings == position_bound(config) == config.trained_length == BOUND
+    if family != "seq2seq":
+        other = AutoConfig.from_pretrained(tmp_path / "free", position_scheme="learned_absolute")
+        assert other.max_position_embeddings == BOUND
+        assert not hasattr(AutoConfig.from_pretrained(tmp_path / "bounded", position_scheme="rope"), "max_position_embeddings")
+    free.max_position_embeddings = 2 * BOUND
+    assert free.trained_length == 2 * BOUND
+
+
+def test_one_bounded_stack_bounds_a_model() -> None:
+    pair = {"encoder_position_scheme": "t5", "decoder_position_scheme": "learned_absolute"}
+    assert config_of("seq2seq", "t5", **pair).max_position_embeddings == BOUND
+    assert not hasattr(config_of("decoder", ["alibi", "rope+t5"]), "max_position_embeddings")
+
+
+@pytest.mark.parametrize("scheme", ["rope", "alibi", "sinusoidal"])
+def test_generation_beyond_the_trained_length_does_not_warn(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor is it cut there, where no length was asked for."""
+    model, warned = Case("decoder", scheme, {}).model(head=True, max_position_embeddings=BOUND), []
+    length_logger.warning_once.cache_clear()
+    length_logger.addFilter(lambda record: warned.append(record.getMessage()) or True)
+    model.generate(ids_of(), max_new_tokens=12, do_sample=False)
+    assert not warned
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert model.generate(ids_of(), do_sample=False).shape[1] == 11 + 20
+    bounded = Case("decoder", "learned_absolute", {}).model(head=True, max_position_embeddings=BOUND)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert bounded.generate(ids_of(), do_sample=False).shape[1] == BOUND
+
+
+@pytest.mark.parametrize("scheme, window", [("alibi", None), ("learned_absolute", BOUND)])
+def test_window_of_lm_eval(scheme: str, window: int | None) -> None:
+    pytest.importorskip("lm_eval")
+    from lm_eval.models.huggingface import HFLM
+
+    tokenizer = build_byte_tokenizer()
+    model = Case("decoder", scheme, {}).model(
+        head=True,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=BOUND,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype=torch.float32,
+    )
+    client = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
+    assert client.max_length == (window or HFLM._DEFAULT_MAX_LENGTH)
+
+
+@pytest.mark.parametrize("scheme, cut", [("alibi", None), ("learned_absolute", BOUND)])
+def test_cut_of_sentence_transformers(scheme: str, cut: int | None, tmp_path: pathlib.Path) -> None:
+    """A long text is embedded whole, unless the scheme has a bound."""
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling
+    from sentence_transformers.models import Transformer
+
+    tokenizer = build_byte_tokenizer()
+    fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": BOUND}
+    model = Case("encoder", scheme, {}).model(dtype=torch.float32, **fields)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    transformer = Transformer(
+        str(tmp_path), model_kwargs={"trust_remote_code": True}, config_kwargs={"trust_remote_code": True}
+    )
+    client = SentenceTransformer(modules=[transformer, Pooling(SIZES["hidden_size"], "mean")], device="cpu")
+    assert client.max_seq_length == (cut or tokenizer.model_max_length)
+    text = "a text that is longer than the length of training"
+    length = client.tokenize([text])["input_ids"].shape[1]
+    assert length == (cut or len(tokenizer(text).input_ids)) and torch.tensor(client.encode(text)).isfinite().all()
