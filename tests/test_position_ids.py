@@ -110,6 +110,23 @@ def test_numbers_begin_behind_counted_tokens(case: Case, window: int | None) -> 
                 torch.testing.assert_close(torch.cat(states, 1), wanted, **EXACT)
 
 
+@pytest.mark.parametrize("window, kind", [(None, "dynamic"), (4, "dynamic"), (None, "static"), (4, "static")])
+def test_a_refused_call_leaves_the_numbers_alone(window: int | None, kind: str) -> None:
+    """What refuses it may stand behind the cache: a mask that does not fit, a position that was not learned."""
+    for case in (ROPE, Case("decoder", "learned_absolute", {})):
+        model, ids, numbers = case.model(sliding_window=window, max_position_embeddings=64), ids_of(), NUMBERS["random"]
+        wanted = model(ids, position_ids=numbers, use_cache=False).last_hidden_state
+        cache = StaticCache(model.config, max_cache_len=LENGTH) if kind == "static" else DynamicCache(config=model.config)
+        decode(model, ids[:, :7], numbers, [5, 2], cache)
+        wrong = {"attention_mask": torch.ones(BATCH, 3)} if case is ROPE else {}
+        far = numbers[:, 7:9] if case is ROPE else numbers[:, 7:9] + 64
+        for _ in range(3):
+            with pytest.raises(ValueError, match="attention_mask covers 3 tokens|is beyond the learned positions"):
+                model(ids[:, 7:9], position_ids=far, cache=cache, use_cache=True, **wrong)
+        found = decode(model, ids[:, 7:], numbers[:, 7:], [2, 2], cache)[0]
+        torch.testing.assert_close(found, wanted[:, 7:], **EXACT)
+
+
 def test_counting_on_behind_numbers_is_refused() -> None:
     for case in (ROPE, ALIBI):
         model, ids = case.model(), ids_of()

@@ -4,6 +4,7 @@ They stand in a layer of their own behind those of the model, as keys of one hea
 repeats, slides or resets a cache does the same to them. A cache whose tokens are counted has no such layer.
 """
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ _KINDS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWin
 def number_all_keys(
     cache: Cache | EncoderDecoderCache | None, position_ids: torch.Tensor | None, shape: tuple[int, int], layers: int
 ) -> torch.Tensor | None:
-    """Join the numbers of cached tokens to those of the new ones, and remember the new ones.
+    """Join the numbers of cached tokens to those of the new ones, which `remember_numbers` appends once the pass is through.
 
     Args:
         cache: the cache of this pass; None without one.
@@ -60,12 +61,17 @@ def number_all_keys(
         first = int(past) if length >= past + sequence else length - sequence
         position_ids = position_ids[:, first : first + sequence]
     numbers = _as_keys(position_ids, shape[0])
-    return known.update(numbers, numbers)[0][:, 0, :, 0]
+    # Compiled code copies no layer: there, a call is refused before it runs.
+    layer = known if torch.compiler.is_compiling() else _copy(known)
+    return layer.update(numbers, numbers)[0][:, 0, :, 0]
 
 
 def remember_numbers(cache: Cache | EncoderDecoderCache | None, positions: Positions, layers: int) -> None:
-    """Remember the numbers of all tokens after the first pass that was given any; later ones go through `number_all_keys`."""
+    """Remember the numbers of the tokens of a pass that went through: of all, after the first pass that was given any."""
     own, known = _numbers(cache, layers)
+    if known is not None and not torch.compiler.is_compiling():
+        new = _as_keys(positions.query, known.keys.shape[0])
+        known.update(new, new)
     if own is None or known is not None or positions.contiguous:
         return
     first = own.layers[0]
@@ -84,6 +90,15 @@ def _numbers(cache: Cache | EncoderDecoderCache | None, layers: int) -> tuple[An
     """The cache that the decoder's own tokens are in, and its layer of numbers; None for what there is not."""
     own: Any = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     return own, None if own is None or len(own.layers) <= layers else own.layers[layers]
+
+
+def _copy(layer: Any) -> Any:
+    """Return a layer of a cache that holds the same and may change alone."""
+    twin = copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, torch.Tensor):
+            setattr(twin, name, value.clone())
+    return twin
 
 
 def _as_keys(numbers: torch.Tensor, batch: int) -> torch.Tensor:
