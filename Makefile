@@ -3,12 +3,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help train test lint
+.PHONY: help train test lint docs
 
 help:
 	@echo "make train   set up .venv and train the default decoder (ARGS='--max_steps 100' adds arguments)"
 	@echo "make test    set up .venv and run the tests (ARGS='-k data' adds arguments)"
 	@echo "make lint    set up .venv and run ruff and pyright"
+	@echo "make docs    set up .venv and build the documentation into site/; 'make docs ARGS=serve' shows it while you write"
 
 # torch comes first and alone: pip then takes the build that this machine is set up for.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -30,3 +31,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs $(or $(ARGS),build --strict)

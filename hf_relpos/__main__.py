@@ -11,8 +11,8 @@ from hf_relpos.commands.evaluate import add_evaluate
 from hf_relpos.commands.schemes import add_schemes
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run one of the sub-commands; what is wrong with its arguments ends it with one line."""
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of all sub-commands."""
     parser = argparse.ArgumentParser(prog="python -m hf_relpos", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     add_evaluate(commands)
@@ -20,9 +20,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_compare(commands)
     add_schemes(commands)
     add_convert(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one of the sub-commands; what is wrong with its arguments ends it with one line."""
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)  # what follows is for train_lm.py
-    arguments = parser.parse_args(words[:cut], argparse.Namespace(rest=words[cut + 1 :]))
+    arguments = build_parser().parse_args(words[:cut], argparse.Namespace(rest=words[cut + 1 :]))
     try:
         arguments.run(arguments)
     except (ValueError, OSError) as error:

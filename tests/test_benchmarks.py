@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,10 +37,10 @@ def test_quick_run_writes_a_whole_report(tmp_path: Path) -> None:
     run("all", "--quick", "--schemes", "t5", "alibi", "--peers", "bloom", "--output_dir", str(tmp_path))
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert list(results) == ["steps", "memory", "decode"]
-    names = {"floor, causal", "t5", "alibi", "transformers BLOOM"}
+    names = {"baseline, causal", "t5", "alibi", "transformers BLOOM"}
     for part in results.values():
         assert part["setting"]["versions"]["torch"] == torch.__version__ and part["setting"]["threads"] == 1
-        assert set(part["gate"]["errors"]) == {"floor, causal", "floor, bidirectional", "t5", "alibi"}
+        assert set(part["gate"]["errors"]) == {"baseline, causal", "baseline, bidirectional", "t5", "alibi"}
         assert not part["gate"]["refused"] and {row["name"] for row in part["rows"]} == names
         assert not [row for row in part["rows"] if "failed" in row]
     steps = results["steps"]["rows"]
@@ -48,7 +49,7 @@ def test_quick_run_writes_a_whole_report(tmp_path: Path) -> None:
     }
     for row in [*steps, *results["decode"]["rows"]]:
         assert 0 < row["cpu_ratio"]["min"] <= row["cpu_ratio"]["median"] <= row["cpu_ratio"]["max"]
-        assert len(row["rounds"]) == 2 or row["kind"] == "floor"
+        assert len(row["rounds"]) == 2 or row["kind"] == "baseline"
     models = {row["name"]: row["model"] for row in steps}
     assert models["t5"]["parameters_with_gradient"] - models["alibi"]["parameters_with_gradient"] == 2 * 2 * 32  # the tables
     assert all(set(row["peaks_mib"]) == {"128", "256"} and row["exponent"] > 0 for row in results["memory"]["rows"])
@@ -62,6 +63,7 @@ def check_tables(folder: Path) -> None:
         assert (folder / f"{part}.png").stat().st_size > 10_000
         assert text.count("| transformers BLOOM |") >= 2 and text.count("| alibi | transformers BLOOM |") == 1
         assert "| t5 | transformers BLOOM |" not in text and "Not measured" not in text
+        assert text.startswith("# ") and "ratio to the baseline" in text
 
 
 @pytest.mark.parametrize("path", ["auto", "blockwise"])
@@ -89,10 +91,10 @@ def test_gate_refuses_a_wrong_gradient(module: Any, monkeypatch: pytest.MonkeyPa
         gate.check(one)
 
 
-def test_ratios_are_to_the_floors_beside(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine that slows down all the time, contestants that cost twice the floor still come out at twice."""
+def test_ratios_are_to_the_baselines_beside(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that slows down all the time, contestants that cost twice the baseline still come out at twice."""
     measuring = module("measuring")
-    cost, now = {"floor": 1.0, "a": 2.0, "b": 2.0, "c": 4.0}, [0.0]
+    cost, now = {"baseline": 1.0, "a": 2.0, "b": 2.0, "c": 4.0}, [0.0]
 
     def read(work: Any, calls: int = 1) -> dict[str, float]:
         now[0] += 1
@@ -101,7 +103,7 @@ def test_ratios_are_to_the_floors_beside(module: Any, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(measuring, "read_clocks", read)
     works = {name: measuring.Work(lambda name=name: name) for name in cost}
-    found = measuring.interleave(works, dict.fromkeys("abc", "floor"), rounds=6, every=1)
+    found = measuring.interleave(works, dict.fromkeys("abc", "baseline"), rounds=6, every=1)
     assert [len(found[name]) for name in "abc"] == [6, 6, 6]
     ratios = {name: [sample["wall_ratio"] for sample in found[name]] for name in "abc"}
     assert ratios == {name: pytest.approx([cost[name]] * 6) for name in "abc"}
@@ -131,7 +133,7 @@ def test_lengths_beyond_a_failure_are_left_out(module: Any, monkeypatch: pytest.
     monkeypatch.setattr(peak_memory, "peak", peak)
     bar = SimpleNamespace(update=lambda: None, set_postfix_str=lambda text: None)
     setting = SimpleNamespace(memory_lengths=[1024, 128, 256, 512])
-    row = peak_memory.measure(contestants.floors()[0], setting, None, bar)
+    row = peak_memory.measure(contestants.baselines()[0], setting, None, bar)
     assert asked == [128, 256, 512] and row["failed_at"] == 512 and row["peaks_mib"] == {"128": 128.0, "256": 256.0}
 
 
@@ -146,13 +148,54 @@ def test_a_missing_peer_is_reported(module: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # of transformers' DeBERTa
-def test_peers_are_of_the_floors_size(module: Any) -> None:
-    """All of a peer's parameters but biases, norms and position tables are those of the floor."""
+def test_peers_are_of_the_baselines_size(module: Any) -> None:
+    """All of a peer's parameters but biases, norms and position tables are those of the baseline."""
     contestants = module("contestants")
     sizes = contestants.Sizes()
     count = {name: one.build(sizes, 128).describe()["parameters"] for name, one in module("peers").PEERS.items()}
-    floor = contestants.floors()[0].build(sizes, 128).describe()["parameters"]
+    baseline = contestants.baselines()[0].build(sizes, 128).describe()["parameters"]
     square = sizes.layers * sizes.width**2
     own_positions = {"xlnet": square, "deberta-v2": 2 * square + 1024 * sizes.width, "gpt2": 128 * sizes.width}
     for name, parameters in count.items():
-        assert parameters - own_positions.get(name, 0) == pytest.approx(floor, rel=0.01), name
+        assert parameters - own_positions.get(name, 0) == pytest.approx(baseline, rel=0.01), name
+
+
+def test_a_report_says_which_targets_are_missed(module: Any) -> None:
+    """Ratios count as they are printed, other phases and paths have no target, and the conclusion stands above the tables."""
+    report = module("speed_report")
+    ours = {"kind": "ours", "path": "auto", "phase": "train", "length": 512}
+    rows = [
+        {**ours, "name": "t5", "variant": "t5", "cpu_ratio": {"median": 1.204}},  # 1.20, as its target
+        {**ours, "name": "alibi", "variant": "alibi", "cpu_ratio": {"median": 1.06}},
+        {**ours, "name": "alibi [dense]", "variant": "alibi", "path": "dense", "cpu_ratio": {"median": 9.0}},
+        {**ours, "name": "t5", "variant": "t5", "phase": "forward", "cpu_ratio": {"median": 9.0}},
+        {**ours, "name": "nope", "variant": "nope", "cpu_ratio": {"median": 9.0}},
+    ]
+    part = {"setting": {"threads": 1, "device": "cpu"}, "rows": rows}
+    assert report.conclusion(part, "steps") == "**1 of 2 targets are met.** Missed: `alibi` at 512 (1.06, target 1.05).\n"
+    assert report.conclusion(part | {"rows": rows[-1:]}, "steps") == ""
+
+
+@pytest.mark.parametrize(
+    "part, kind", [("steps", "steps"), ("steps-padded", "steps"), ("decode", "decode"), ("memory", "memory")]
+)
+def test_the_committed_reports_are_in_the_words_of_the_script(module: Any, part: str, kind: str) -> None:
+    text = (ROOT / "docs" / "benchmarks" / "reports" / f"{part}.md").read_text(encoding="utf-8")
+    report = module("speed_report")
+    assert text.startswith(f"# {report.TITLES[kind]}") and "targets are met.**" in text
+    assert "ratio to the baseline" in text and "| baseline, causal |" in text
+    met, judged = map(int, re.search(r"\*\*(\d+) of (\d+) targets are met", text).groups())
+    missed = text.split("\n\n")[1].count(", target ")
+    assert met + missed == judged == text.count(", target ") - missed
+
+
+def test_plots_of_the_overview_show_the_tables(module: Any) -> None:
+    overview = module("overview")
+    folder = ROOT / "docs" / "benchmarks"
+    losses, steps = overview.losses(folder), overview.steps(folder)
+    assert losses["learned_absolute"] == ([1.753], [1.886, 1.816]) and losses["t5"] == ([1.642, 1.641, 1.651], [1.714])
+    assert losses["transformer_xl"][1] == [1.729]  # not the version of transformers
+    assert steps["t5"] == (1.01, 1.12) and not [name for name in steps if name.startswith("baseline")]
+    for draw in (overview.draw_losses, overview.draw_steps):
+        labels = [label.get_text() for label in draw(folder).axes[0].get_yticklabels()]
+        assert labels == list(losses if draw is overview.draw_losses else steps)

@@ -18,7 +18,7 @@ QUIET = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strat
 
 
 class SeeingCollator(DataCollatorForPermutationLanguageModeling):
-    """The collator of docs/permutation.md: targets see one another, and who sees none of them shows none."""
+    """The collator of docs/how-to/permutation.md: targets see one another, and who sees none of them shows none."""
 
     def torch_call(self, examples: Any) -> dict[str, Any]:
         batch = super().torch_call(examples)

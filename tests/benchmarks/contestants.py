@@ -1,4 +1,4 @@
-"""Who is measured: the floors, the schemes of hf_relpos on their paths, and what all of them have in common.
+"""Who is measured: the baselines, the schemes of hf_relpos on their paths, and what all of them have in common.
 
 Every contestant is a base model whose logits come from its own embeddings (`Scored`), so that heads cost all of them the same.
 """
@@ -20,7 +20,7 @@ from hf_relpos import RelPosEncoderConfig
 PATHS = ("auto", "blockwise", "dense", "eager")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"shaw, no values": ("shaw", {"values": False})}
 """Settings of a scheme that are rows of their own beside its defaults: label, scheme, parameters."""
-FLOORS = {True: "floor, causal", False: "floor, bidirectional"}
+BASELINES = {True: "baseline, causal", False: "baseline, bidirectional"}
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Contestant:
     Attributes:
         name: unique.
         scheme: the scheme of hf_relpos that it is, or implements.
-        kind: floor, ours or peer.
-        causal: decoder or encoder; decides the floor.
+        kind: baseline, ours or peer.
+        causal: decoder or encoder; decides the baseline.
         build: makes the model for the largest length that it will see.
         note: what makes a comparison with it less than exact.
         path: of `PATHS`; `eager` is what the others are checked against.
@@ -95,14 +95,14 @@ class Contestant:
     parameters: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
-    def floor(self) -> str:
+    def baseline(self) -> str:
         """The name of what it is compared with."""
-        return FLOORS[self.causal]
+        return BASELINES[self.causal]
 
     def describe(self) -> dict[str, Any]:
         """All fields that JSON can hold."""
         chosen = {key: value for key, value in self.__dict__.items() if key != "build"}
-        return chosen | {"floor": self.floor}
+        return chosen | {"baseline": self.baseline}
 
 
 def own_config(scheme: str, causal: bool, sizes: Sizes, length: int, **fields: Any) -> Any:
@@ -125,11 +125,11 @@ def own(scheme: str, causal: bool, path: str = "auto", parameters: dict[str, Any
     return build
 
 
-def floors() -> list[Contestant]:
+def baselines() -> list[Contestant]:
     """What a step costs when positions are free: no scheme, fused attention; sinusoids where an encoder needs some."""
-    plain = Contestant(FLOORS[True], "nope", "floor", True, own("nope", True))
+    plain = Contestant(BASELINES[True], "nope", "baseline", True, own("nope", True))
     note = "an encoder without positions is refused; sinusoids cost one addition a pass"
-    return [plain, Contestant(FLOORS[False], "sinusoidal", "floor", False, own("sinusoidal", False), note)]
+    return [plain, Contestant(BASELINES[False], "sinusoidal", "baseline", False, own("sinusoidal", False), note)]
 
 
 def has_meaning(scheme: str, causal: bool) -> bool:
@@ -165,7 +165,7 @@ def ours(schemes: list[str], families: str, paths: tuple[str, ...] | list[str]) 
     return found
 
 
-def floors_of(contestants: list[Contestant]) -> list[Contestant]:
-    """The floors that these are compared with."""
-    needed = {contestant.floor for contestant in contestants}
-    return [floor for floor in floors() if floor.name in needed]
+def baselines_of(contestants: list[Contestant]) -> list[Contestant]:
+    """The baselines that these are compared with."""
+    needed = {contestant.baseline for contestant in contestants}
+    return [baseline for baseline in baselines() if baseline.name in needed]

@@ -1,4 +1,4 @@
-"""Time of a token behind a dynamic cache, as a ratio to the floor."""
+"""Time of a token behind a dynamic cache, as a ratio to the baseline."""
 
 import copy
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from contestants import Contestant
 from contestants import Scored
-from contestants import floors_of
+from contestants import baselines_of
 from measuring import Work
 from measuring import interleave
 from measuring import place
@@ -49,13 +49,13 @@ class Decoder:
 def prepare(contestants: list[Contestant], setting: Any, context: int) -> tuple[dict[str, Decoder], list[dict[str, Any]]]:
     """Filled caches that have decoded some tokens, and the rows of those that cannot."""
     decoders, failed = {}, []
-    for contestant in tqdm([*floors_of(contestants), *contestants], desc=f"filling, context {context}", leave=False):
+    for contestant in tqdm([*baselines_of(contestants), *contestants], desc=f"filling, context {context}", leave=False):
         try:
             decoder = Decoder(contestant, setting, context)
             decoder.reset()
             decoder.run()
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            if contestant.kind == "floor":
+            if contestant.kind == "baseline":
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             failed.append(contestant.describe() | {"context": context, "failed": reason})
@@ -65,7 +65,7 @@ def prepare(contestants: list[Contestant], setting: Any, context: int) -> tuple[
 
 
 def measure(contestants: list[Contestant], setting: Any, context: int) -> list[dict[str, Any]]:
-    """One row for each decoder at one context: seconds a token, and ratios to the floor."""
+    """One row for each decoder at one context: seconds a token, and ratios to the baseline."""
     causal = [contestant for contestant in contestants if contestant.causal]
     if not causal:
         return []
@@ -73,13 +73,13 @@ def measure(contestants: list[Contestant], setting: Any, context: int) -> list[d
     alive = [one for one in causal if one.name in decoders]
     found = interleave(
         {name: Work(decoder.run, decoder.reset) for name, decoder in decoders.items()},
-        {one.name: one.floor for one in alive},
+        {one.name: one.baseline for one in alive},
         setting.rounds,
-        setting.floor_every,
+        setting.baseline_every,
         setting.least_seconds,
         f"decoding, context {context}",
     )
-    for one in [*floors_of(alive), *alive]:
+    for one in [*baselines_of(alive), *alive]:
         for sample in found[one.name]:
             sample.update({clock: sample[clock] / setting.new_tokens for clock in ("wall", "cpu")})
         row = one.describe() | {"context": context, "new_tokens": setting.new_tokens}

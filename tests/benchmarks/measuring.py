@@ -1,4 +1,4 @@
-"""How things are timed: interleaved in one process, each next to a floor, and summed up as medians of ratios."""
+"""How things are timed: interleaved in one process, each next to a baseline, and summed up as medians of ratios."""
 
 import gc
 import math
@@ -56,42 +56,42 @@ def in_turn(names: list[str], turn: int, turns: int, size: int) -> list[list[str
 
 
 def interleave(
-    works: dict[str, Work], floor_of: dict[str, str], rounds: int, every: int = 4, least: float = 0.0, label: str = ""
+    works: dict[str, Work], baseline_of: dict[str, str], rounds: int, every: int = 4, least: float = 0.0, label: str = ""
 ) -> dict[str, list[dict[str, float]]]:
-    """Time all works in every round, each ratio to the mean of the floor before it and the floor after it.
+    """Time all works in every round, each ratio to the mean of the baseline before it and the baseline after it.
 
     Args:
-        works: what to time, floors among them.
-        floor_of: the name of each contestant's floor; floors are not named here.
+        works: what to time, baselines among them.
+        baseline_of: the name of each contestant's baseline; baselines are not named here.
         rounds: how often each is timed.
-        every: contestants between one measurement of the floor and the next.
+        every: contestants between one measurement of the baseline and the next.
         least: seconds that a measurement takes at least, by calls enough.
         label: for the progress bar.
 
     Returns:
-        For each contestant one dict a round: seconds and ratios to the floor by both clocks.
+        For each contestant one dict a round: seconds and ratios to the baseline by both clocks.
     """
     found: dict[str, list[dict[str, float]]] = {name: [] for name in works}
     groups: dict[str, list[str]] = {}
-    for name, floor in floor_of.items():
-        groups.setdefault(floor, []).append(name)
+    for name, baseline in baseline_of.items():
+        groups.setdefault(baseline, []).append(name)
     calls = {name: max(1, math.ceil(least / read_clocks(work)["wall"])) for name, work in works.items()}
-    bar = tqdm(total=rounds * len(floor_of), desc=label, leave=False)
+    bar = tqdm(total=rounds * len(baseline_of), desc=label, leave=False)
     gc.collect()
     gc.disable()  # a collection would fall on whoever is being timed
     try:
         for turn in range(rounds):
-            for floor, names in groups.items():
-                works[floor].run()  # what follows a pause finds cold caches
-                before = read_clocks(works[floor], calls[floor])
+            for baseline, names in groups.items():
+                works[baseline].run()  # what follows a pause finds cold caches
+                before = read_clocks(works[baseline], calls[baseline])
                 for chunk in in_turn(names, turn, rounds, every):
                     readings = {name: _timed(works[name], calls[name], bar) for name in chunk}
-                    after = read_clocks(works[floor], calls[floor])
+                    after = read_clocks(works[baseline], calls[baseline])
                     beside = {clock: (before[clock] + after[clock]) / 2 for clock in CLOCKS}
                     for name, reading in readings.items():
                         ratios = {f"{clock}_ratio": reading[clock] / beside[clock] for clock in CLOCKS}
                         found[name].append(reading | ratios)
-                    found[floor].append(after | {f"{clock}_ratio": after[clock] / before[clock] for clock in CLOCKS})
+                    found[baseline].append(after | {f"{clock}_ratio": after[clock] / before[clock] for clock in CLOCKS})
                     before = after
             gc.collect()
     finally:

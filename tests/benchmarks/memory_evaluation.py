@@ -122,7 +122,7 @@ def main() -> None:
     for row in results:
         wanted = TARGETS.get(row["attention_length"]) if row["scheme"] == "transformer_xl" else None
         if wanted:
-            print(f"attention length {row['attention_length']}: {row['speedup']:.0f}x, aim {wanted}x")
+            print(f"attention length {row['attention_length']}: {row['speedup']:.0f}x, target {wanted}x")
 
 
 if __name__ == "__main__":

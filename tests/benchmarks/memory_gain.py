@@ -6,7 +6,7 @@
 `stdlib` varies the length of the memory, `tinyshakespeare` keeps the setting of configs/tinyshakespeare.yaml, in plain lanes and in
 groups of lanes that take turns. Both separate what memory gives from what reading the text in order costs: shuffled blocks
 (`mem_len 0`), lanes whose memory is emptied at every block, and lanes with memory. Finished runs are kept. Writes table.md and two
-plots in memory_gain.png: the bits per byte, and the loss by place in the segment.
+plots in memory_gain.png: the bits per byte, and the loss by offset in the segment.
 """
 
 import argparse
@@ -56,8 +56,8 @@ def forget_between_blocks(job: Job) -> None:
 
 
 @torch.no_grad()
-def loss_by_place(job: Job) -> list[float]:
-    """Mean loss of each place in a validation segment, read as the trainer reads it."""
+def loss_by_offset(job: Job) -> list[float]:
+    """Return the mean loss at each offset of a validation segment, read as the trainer reads it."""
     model = job.trainer.model.eval()
     total: Any = 0
     count: Any = 0
@@ -83,7 +83,7 @@ def run_arm(name: str, argv: list[str], seed: int, folder: Path) -> dict[str, An
             forget_between_blocks(job)
         runtime = job.trainer.train().metrics["train_runtime"]
         metrics = evaluate(job.trainer, {"eval": job.texts["eval"]})
-        metrics |= {"by_place": loss_by_place(job), "train_runtime": runtime}
+        metrics |= {"by_offset": loss_by_offset(job), "train_runtime": runtime}
         folder.mkdir(parents=True, exist_ok=True)
         results.write_text(json.dumps(metrics), encoding="utf-8")
     return json.loads(results.read_text(encoding="utf-8"))
@@ -101,13 +101,13 @@ def write_report(found: dict[str, list[dict[str, Any]]], output: Path) -> None:
     print("\n".join(lines))
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for place, (name, runs) in enumerate(found.items()):
-        left.plot([place] * len(runs), [run["eval_bits_per_byte"] for run in runs], "o", alpha=0.7)
-        curves = torch.tensor([run["by_place"] for run in runs]).mean(0)
+    for column, (name, runs) in enumerate(found.items()):
+        left.plot([column] * len(runs), [run["eval_bits_per_byte"] for run in runs], "o", alpha=0.7)
+        curves = torch.tensor([run["by_offset"] for run in runs]).mean(0)
         right.plot(range(1, len(curves) + 1), curves, label=name)
     left.set_xticks(range(len(found)), list(found), rotation=20)
     left.set_ylabel("validation bits per byte")
-    right.set_xlabel("place in the segment")
+    right.set_xlabel("offset in the segment")
     right.set_ylabel("loss (nats a token)")
     right.legend()
     for axes in (left, right):

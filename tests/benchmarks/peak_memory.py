@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from contestants import PATHS
 from contestants import Contestant
-from contestants import floors
-from contestants import floors_of
+from contestants import baselines
+from contestants import baselines_of
 from contestants import ours
 from measuring import Trainer
 from measuring import Work
@@ -37,7 +37,7 @@ STATUS = Path("/proc/self/status")
 
 def every_contestant() -> dict[str, Contestant]:
     """All that can be measured, by name: functions do not travel between processes."""
-    return {one.name: one for one in [*floors(), *ours(["all"], "both", PATHS), *PEERS.values()]}
+    return {one.name: one for one in [*baselines(), *ours(["all"], "both", PATHS), *PEERS.values()]}
 
 
 def status(field: str) -> int:
@@ -140,8 +140,8 @@ def measure(one: Contestant, setting: Any, context: Any, bar: Any) -> dict[str, 
 
 
 def measure_all(contestants: list[Contestant], setting: Any, save: Callable[[list[dict[str, Any]]], None]) -> None:
-    """Measure floors and contestants one after the other, and save the rows after each."""
-    both = [*floors_of(contestants), *contestants]
+    """Measure baselines and contestants one after the other, and save the rows after each."""
+    both = [*baselines_of(contestants), *contestants]
     context, rows = start_server(), []
     with tqdm(total=len(both) * len(setting.memory_lengths), desc="peak memory") as bar:
         for one in both:

@@ -1,6 +1,6 @@
-"""The peers: models of other packages, as near to the floor's sizes as they allow, and the scheme that each implements.
+"""The peers: models of other packages, as near to the baseline's sizes as they allow, and the scheme that each implements.
 
-All have the layers, width, heads, vocabulary and tied embeddings of the floor, no dropout, and its feed-forward width and
+All have the layers, width, heads, vocabulary and tied embeddings of the baseline, no dropout, and its feed-forward width and
 activation where these can be chosen; `note` says what remains different. A package that is not installed is reported, not missed.
 """
 

@@ -1,4 +1,4 @@
-"""Speed and memory of every scheme against the floor and against named peers.
+"""Speed and memory of every scheme against the baseline and against named peers.
 
     python tests/benchmarks/speed.py all --output_dir runs/speed               # steps, memory and decoding; hours
     python tests/benchmarks/speed.py steps --lengths 512 2048 --threads 2 --output_dir runs/speed
@@ -6,7 +6,7 @@
     python tests/benchmarks/speed.py report --output_dir runs/speed            # tables and plots again
     python tests/benchmarks/speed.py all --quick --output_dir /tmp/speed       # does it run? its numbers mean nothing
 
-The floor is the same model when positions are free. Everything is interleaved in one process, and the paths that are measured
+The baseline is the same model when positions are free. Everything is interleaved in one process, and the paths that are measured
 must first give what the eager path gives. README.md beside this file has the rules. Writes results.json, a table and a plot for each part.
 """
 
@@ -25,7 +25,7 @@ import torch
 from contestants import PATHS
 from contestants import Contestant
 from contestants import Sizes
-from contestants import floors
+from contestants import baselines
 from contestants import ours
 from measuring import environment
 from measuring import right_padding
@@ -61,11 +61,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--lengths", type=int, nargs="+", default=[512, 2048], help="of steps")
     add("--tokens", type=int, default=2048, help="in a step: the batch is tokens / length, at least 1")
     add("--phases", nargs="+", default=["train", "forward"], choices=("train", "forward"))
-    add("--padded", action="store_true", help="rows padded on the right, floors too")
+    add("--padded", action="store_true", help="rows padded on the right, baselines too")
     add("--longest_peer", type=int, default=4096, help="the length up to which peers make steps beside the others")
     add("--rounds", type=int, default=7)
     add("--least_seconds", type=float, default=0.3, help="a measurement repeats its call until it takes so long")
-    add("--floor_every", type=int, default=4, help="contestants between two measurements of the floor")
+    add("--baseline_every", type=int, default=4, help="contestants between two measurements of the baseline")
     add("--memory_lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
     add("--limit_gib", type=float, default=12.0, help="memory that a step may take")
     add("--timeout", type=float, default=600.0, help="seconds that a child may take")
@@ -109,7 +109,7 @@ def admit(chosen: list[Contestant], setting: argparse.Namespace) -> tuple[list[C
     """The contestants that pass the gate, and its report: errors of those that do, reasons of those that do not."""
     passed, report = [], {"tolerance": gate.TOLERANCE, "errors": {}, "refused": {}}
     mask = right_padding(gate.BATCH, gate.LENGTH) if setting.padded else None
-    for contestant in tqdm([*floors(), *chosen], desc="gate", leave=False):
+    for contestant in tqdm([*baselines(), *chosen], desc="gate", leave=False):
         try:
             report["errors"][contestant.name] = gate.check(contestant, mask)
         except (ValueError, RuntimeError) as error:
@@ -117,9 +117,9 @@ def admit(chosen: list[Contestant], setting: argparse.Namespace) -> tuple[list[C
             tqdm.write(f"refused: {contestant.name}: {error}")
         else:
             passed.append(contestant)
-    if broken := [floor.name for floor in floors() if floor.name in report["refused"]]:
-        raise SystemExit(f"without a floor there is nothing to compare with: {', '.join(broken)}")
-    return [one for one in passed if one.kind != "floor"], report
+    if broken := [baseline.name for baseline in baselines() if baseline.name in report["refused"]]:
+        raise SystemExit(f"without a baseline there is nothing to compare with: {', '.join(broken)}")
+    return [one for one in passed if one.kind != "baseline"], report
 
 
 def key_of(part: str, setting: argparse.Namespace) -> str:

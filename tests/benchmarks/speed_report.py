@@ -10,15 +10,16 @@ from matplotlib.ticker import LogLocator
 from matplotlib.ticker import NullFormatter
 from matplotlib.ticker import NullLocator
 
-AIMS = {
+TARGETS = {
     "alibi": (1.05, 1.10, 1.2, 1.08), "rope": (1.12, 1.10, 1.15, 1.10), "xpos": (1.12, 1.10, 1.15, 1.10),
     "learned_bias": (1.20, 1.25, 1.25, 1.10), "t5": (1.20, 1.25, 1.25, 1.10), "kerple": (1.20, 1.25, 1.25, 1.10),
     "sandwich": (1.20, 1.25, 1.25, 1.10), "fire": (1.20, 1.25, 1.25, 1.10), "transformer_xl": (1.45, 1.8, 1.3, 1.4),
     "xlnet": (1.45, 1.8, 1.3, 1.4), "music": (1.45, 1.8, 1.3, 1.4), "shaw, no values": (1.45, 1.8, 1.3, 1.4),
     "shaw": (1.7, 2.2, 1.5, 1.3), "deberta": (1.7, 2.4, 1.6, 1.6), "cope": (2.0, None, 2.0, None),
 }  # fmt: skip
-"""What we aim at, as ratios to the floor: a train step at 512 and at 2048, peak memory at 2048, a token at context 4096."""
-AIM_AT = {("train", 512): 0, ("train", 2048): 1, ("memory", 2048): 2, ("decode", 4096): 3}
+"""Targets, as ratios to the baseline: a train step at 512 and at 2048, peak memory at 2048, a token at context 4096."""
+TARGET_AT = {("train", 512): 0, ("train", 2048): 1, ("memory", 2048): 2, ("decode", 4096): 3}
+TITLES = {"steps": "Train steps and forward passes", "memory": "Peak memory of a train step", "decode": "Decoded tokens"}
 Rows = list[dict[str, Any]]
 Cells = list[Any]
 
@@ -40,17 +41,43 @@ def spread(found: dict[str, float] | None) -> str:
     return "" if found is None else f"{found['median']:.2f} ({found['min']:.2f}-{found['max']:.2f})"
 
 
-def aim(row: dict[str, Any], *at: Any) -> str:
-    """The aim for a row of ours on its default path, as an addition to a cell."""
-    place = AIM_AT.get(tuple(at))
-    aims = AIMS.get(row["variant"]) if row["kind"] == "ours" and row["path"] == "auto" else None
-    wanted = None if aims is None or place is None else aims[place]
-    return "" if wanted is None else f", aim {wanted:g}"
+def target(row: dict[str, Any], *at: Any) -> float | None:
+    """Return the target for a row of ours on its default path; None where there is none."""
+    index = TARGET_AT.get(tuple(at))
+    targets = TARGETS.get(row["variant"]) if row["kind"] == "ours" and row["path"] == "auto" else None
+    return None if targets is None or index is None else targets[index]
+
+
+def noted(row: dict[str, Any], *at: Any) -> str:
+    """Return the target as an addition to a cell."""
+    wanted = target(row, *at)
+    return "" if wanted is None else f", target {wanted:g}"
+
+
+def conclusion(part: dict[str, Any], kind: str) -> str:
+    """Count the targets that are met, and name those that are missed; ratios count as they are printed."""
+    clock, judged = clock_of(part), []
+    peaks = {row["name"]: row["peaks_mib"] for row in part["rows"] if "peaks_mib" in row}
+    for row in part["rows"]:
+        if kind == "memory":
+            own, base = row["peaks_mib"], peaks.get(row["baseline"], {})
+            found = {int(length): own[length] / base[length] for length in own if base.get(length)}
+        else:
+            size = row.get("context" if kind == "decode" else "length")
+            found = {} if "failed" in row else {size: row[f"{clock}_ratio"]["median"]}
+        phase = row.get("phase", kind)
+        judged += [(row["name"], size, round(ratio, 2), target(row, phase, size)) for size, ratio in found.items()]
+    judged = [one for one in judged if one[-1] is not None]
+    missed = [
+        f"`{name}` at {size:,} ({ratio:.2f}, target {wanted:g})" for name, size, ratio, wanted in judged if ratio > wanted
+    ]
+    met = f"**{len(judged) - len(missed)} of {len(judged)} targets are met.**"
+    return "" if not judged else met + (f" Missed: {', '.join(missed)}." if missed else "") + "\n"
 
 
 def by_name(rows: Rows) -> dict[str, Rows]:
-    """The rows of each contestant, in order: floors, ours, peers."""
-    order = {"floor": 0, "ours": 1, "peer": 2}
+    """The rows of each contestant, in order: baselines, ours, peers."""
+    order = {"baseline": 0, "ours": 1, "peer": 2}
     found: dict[str, Rows] = {}
     for row in sorted(rows, key=lambda row: order[row["kind"]]):
         found.setdefault(row["name"], []).append(row)
@@ -80,15 +107,16 @@ def timed_tables(part: dict[str, Any], columns: list[tuple[Any, ...]], keys: tup
             line: Cells = [name]
             for column in columns:
                 row = cell(rows, **dict(zip(keys, column, strict=True)))
-                note = aim(rows[0], *(column if len(column) > 1 else ("decode", *column))) if clock == counted else ""
+                note = noted(rows[0], *(column if len(column) > 1 else ("decode", *column))) if clock == counted else ""
                 line += (
                     ["", ""] if row is None else [spread(row[f"{clock}_ratio"]) + note, f"{1000 * row[clock]['median']:.2f}"]
                 )
             lines.append(line)
         heads = [" ".join(map(str, column)) for column in columns]
-        head = ["model", *(text for name in heads for text in (f"{name}: ratio to the floor", f"ms a {unit}"))]
-        title = {"cpu": "processor time of all threads", "wall": "wall clock"}[clock]
-        tables.append(f"By {title}, median (lowest-highest) of {part['setting']['rounds']} rounds:\n\n" + table(head, lines))
+        head = ["model", *(text for name in heads for text in (f"{name}: ratio to the baseline", f"ms a {unit}"))]
+        title = {"cpu": "processor time of all threads", "wall": "wall-clock time"}[clock]
+        rounds = f"Median (lowest-highest) of {part['setting']['rounds']} rounds."
+        tables.append(f"## By {title}\n\n{rounds}\n\n" + table(head, lines))
     return tables
 
 
@@ -103,7 +131,7 @@ def versus(part: dict[str, Any], columns: list[tuple[Any, ...]], keys: tuple[str
                 peer["kind"] != "peer"
                 or own["kind"] != "ours"
                 or own["variant"] != peer["scheme"]
-                or own["floor"] != peer["floor"]
+                or own["baseline"] != peer["baseline"]
             ):
                 continue
             line: Cells = [own["name"], peer["name"]]
@@ -113,11 +141,12 @@ def versus(part: dict[str, Any], columns: list[tuple[Any, ...]], keys: tuple[str
                 line.append("" if None in pair else f"{paired(pair, clock):.2f}")
             lines.append([*line, peer["note"]])
     heads = [" ".join(map(str, column)) for column in columns]
-    return "Ours / peer, median over rounds:\n\n" + table(["ours", "peer", *heads, "the peer differs"], lines)
+    head = table(["ours", "peer", *heads, "what differs in the peer"], lines)
+    return "## Ours / peer\n\nMedian over rounds; below 1, ours is faster.\n\n" + head if lines else ""
 
 
 def paired(pair: list[Any], clock: str) -> float:
-    """Median over rounds of the quotient of two rows' ratios to the floor."""
+    """Median over rounds of the quotient of two rows' ratios to the baseline."""
     ours, theirs = ([sample[clock] for sample in row["rounds"]] for row in pair)
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
@@ -129,7 +158,7 @@ def failures(part: dict[str, Any]) -> str:
     for row in part["rows"]:
         if "failed" in row:
             found[f"{row['name']}, {row.get('length', row.get('context', row.get('failed_at')))}"] = row["failed"]
-    return "Not measured:\n\n" + "\n".join(f"- {name}: {reason}" for name, reason in found.items()) + "\n" if found else ""
+    return "## Not measured\n\n" + "\n".join(f"- {name}: {reason}" for name, reason in found.items()) + "\n" if found else ""
 
 
 def steps_report(part: dict[str, Any]) -> list[str]:
@@ -153,7 +182,7 @@ def parameter_table(part: dict[str, Any]) -> str:
         for name, rows in by_name(part["rows"]).items()
         if (chosen := next((row for row in reversed(rows) if "model" in row), None)) is not None
     ]
-    return "What was built:\n\n" + table(["model", "attention", "parameters with a gradient", "note"], lines)
+    return "## Models\n\n" + table(["model", "attention", "parameters with a gradient", "note"], lines)
 
 
 def memory_report(part: dict[str, Any]) -> list[str]:
@@ -164,13 +193,13 @@ def memory_report(part: dict[str, Any]) -> list[str]:
     for row in (rows[0] for rows in by_name(rows).values()):
         line: Cells = [row["name"]]
         for length in lengths:
-            value, floor = row["peaks_mib"].get(str(length)), peaks.get(row["floor"], {}).get(str(length))
+            value, baseline = row["peaks_mib"].get(str(length)), peaks.get(row["baseline"], {}).get(str(length))
             failed = row["failed"] if row.get("failed_at") == length else ""
-            ratio = f" ({value / floor:.2f}{aim(row, 'memory', length)})" if value and floor else ""
+            ratio = f" ({value / baseline:.2f}{noted(row, 'memory', length)})" if value and baseline else ""
             line.append(failed if value is None else f"{value:.0f}{ratio}")
         grown = [f"{row[key]:.2f}" if key in row else "" for key in ("exponent", "mib_per_1024")]
         lines.append([*line, *grown])
-    head = ["model", *(f"{length}: MiB (ratio to the floor)" for length in lengths), "exponent", "MiB for 1024 tokens more"]
+    head = ["model", *(f"{length}: MiB (ratio to the baseline)" for length in lengths), "exponent", "MiB for 1024 tokens more"]
     pairs = [
         [own["name"], peer["name"], *(_quotient(own["peaks_mib"], peer["peaks_mib"], str(length)) for length in lengths)]
         for peer in rows
@@ -178,9 +207,10 @@ def memory_report(part: dict[str, Any]) -> list[str]:
         if peer["kind"] == "peer"
         and own["kind"] == "ours"
         and own["variant"] == peer["scheme"]
-        and own["floor"] == peer["floor"]
+        and own["baseline"] == peer["baseline"]
     ]
-    return [table(head, lines), "Ours / peer:\n\n" + table(["ours", "peer", *lengths], pairs)]
+    text = "## Ours / peer\n\nBelow 1, ours takes less.\n\n" + table(["ours", "peer", *lengths], pairs)
+    return ["## Peaks\n\n" + table(head, lines), text if pairs else ""]
 
 
 def _quotient(ours: dict[str, float], theirs: dict[str, float], length: str) -> str:
@@ -203,7 +233,7 @@ def curves(part: dict[str, Any], kind: str) -> dict[str, tuple[dict[str, Any], l
 
 
 def plot(part: dict[str, Any], kind: str, file: Path) -> None:
-    """Lines over the length, both axes logarithmic: ours on their default path on the left, peers on the right, floors on both.
+    """Lines over the length, both axes logarithmic: ours on their default path on the left, peers on the right, baselines on both.
 
     A scheme and the peers that implement it have one colour; lines of encoders are broken.
     """
@@ -215,14 +245,14 @@ def plot(part: dict[str, Any], kind: str, file: Path) -> None:
         scheme = row["variant"] or row["scheme"]
         number = drawn[row["kind"], scheme] = drawn.get((row["kind"], scheme), -1) + 1
         place = number if row["kind"] == "peer" else schemes.index(scheme) // 10
-        color = "black" if row["kind"] == "floor" else f"C{schemes.index(scheme) % 10}"
+        color = "black" if row["kind"] == "baseline" else f"C{schemes.index(scheme) % 10}"
         style = {"color": color, "linestyle": "-" if row["causal"] else "--", "marker": "osv^D*"[place % 6]}
         for axes, shown in zip(panels, ("ours", "peer"), strict=True):
-            if row["kind"] in (shown, "floor") and row["path"] == "auto":
+            if row["kind"] in (shown, "baseline") and row["path"] == "auto":
                 axes.plot(*zip(*points, strict=True), label=name, linewidth=2 if color == "black" else 1, **style)
     labels = {
-        "steps": "train step, ratio to the floor",
-        "decode": "token, ratio to the floor",
+        "steps": "train step, ratio to the baseline",
+        "decode": "token, ratio to the baseline",
         "memory": "peak of a train step, MiB",
     }
     ticks = sorted({x for _, points in curves(part, kind).values() for x, _ in points})
@@ -258,7 +288,8 @@ def write_report(parts: dict[str, Any], folder: Path) -> None:
     }
     for key, part in parts.items():
         kind = key.split("-")[0]
-        text = "\n".join(filter(None, [caption(part), *reports[kind](part), failures(part)]))
+        title = "# " + ", ".join(filter(None, [TITLES[kind], key.partition("-")[2].replace("-", " ")])) + "\n"
+        text = "\n".join(filter(None, [title, conclusion(part, kind), caption(part), *reports[kind](part), failures(part)]))
         (folder / f"{key}.md").write_text(text, encoding="utf-8")
         plot(part, kind, folder / f"{key}.png")
         print(f"{key}\n\n{text}")
