@@ -5,25 +5,24 @@ YAML; the command line wins. A YAML file may name a `base:` (a path relative to 
 """
 
 import argparse
-import difflib
 import json
 from dataclasses import dataclass
 from dataclasses import field
 from pathlib import Path
 from typing import Any
+from typing import ClassVar
 
 import torch
-import yaml
-from transformers import HfArgumentParser
 from transformers import TrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 from transformers.trainer_utils import SchedulerType
 
-from hf_relpos.model.forward_keywords import REPLACED
 from hf_relpos.training.best_model import greater_is_better
-
-ABOUT = "Train and evaluate a causal or masked language model; any argument may also stand in the YAML file."
-USAGE = "%(prog)s [CONFIG.yaml | --config CONFIG.yaml] [--argument value ...]"
+from hf_relpos.training.command_line import CommandLine
+from hf_relpos.training.settings_file import parse_list
+from hf_relpos.training.settings_file import parse_mapping
+from hf_relpos.training.settings_file import read_yaml
+from hf_relpos.training.settings_file import refuse_unknown
 
 
 def argument(default: Any, text: str) -> Any:
@@ -33,6 +32,8 @@ def argument(default: Any, text: str) -> Any:
 @dataclass
 class ModelArguments:
     """Which model: a new one from its configuration, or a folder to start from."""
+
+    _argument_group_name: ClassVar[str] = "model"
 
     model_name_or_path: str | None = argument(None, "Folder or Hub name to start from instead of a new model.")
     model_type: str = argument("relpos_decoder", "Family of a new model: relpos_decoder or relpos_encoder.")
@@ -49,7 +50,7 @@ class ModelArguments:
         """The configuration fields that were asked for."""
         scheme = self.position_scheme
         named = {
-            "position_scheme": _parse_list("position_scheme", scheme) if scheme and scheme.startswith("[") else scheme,
+            "position_scheme": parse_list("position_scheme", scheme) if scheme and scheme.startswith("[") else scheme,
             "position_parameters": parse_mapping("position_parameters", self.position_parameters) or None,
             "share_positions": self.share_positions,
             "mem_len": self.mem_len,
@@ -61,6 +62,8 @@ class ModelArguments:
 @dataclass
 class DataArguments:
     """Which text, and how it is cut into tokens and blocks."""
+
+    _argument_group_name: ClassVar[str] = "text"
 
     dataset_name: str | None = argument(
         None, "'stdlib' (the Python library's own sources; the default without files) or a dataset of the Hub."
@@ -87,6 +90,17 @@ class DataArguments:
 class RunArguments(TrainingArguments):
     """transformers' TrainingArguments with this project's defaults, and what it adds."""
 
+    do_train: bool = argument(False, "Train; without any do_..., a run trains, evaluates and predicts.")
+    do_eval: bool = argument(False, "Evaluate on the validation text, the model of the folder if nothing is trained.")
+    do_predict: bool = argument(False, "Evaluate on the test text too.")
+    max_steps: int = argument(-1, "Steps to train; -1 trains for num_train_epochs.")
+    resume_from_checkpoint: str | None = argument(
+        None, "Go on from a checkpoint: its folder, true (the last whole one) or auto (the last one, if there is any)."
+    )
+    metric_for_best_model: str | None = argument(
+        None, "What load_best_model_at_end goes by: loss (the default), perplexity, bits_per_byte or accuracy."
+    )
+    greater_is_better: bool | None = argument(None, "Follows from metric_for_best_model.")
     output_dir: str = argument("runs/default", "Folder of the run; with a YAML file, runs/NAME of that file.")
     remove_unused_columns: bool = argument(False, "Drop columns that the model's forward does not name.")
     dataloader_pin_memory: bool = argument(torch.accelerator.is_available(), "Pin the memory of batches.")
@@ -137,10 +151,11 @@ def parse_arguments(argv: list[str]) -> tuple[ModelArguments, DataArguments, Run
         The three groups of arguments. Without any of do_train, do_eval and do_predict, all three are done.
     """
     groups: Any = (ModelArguments, DataArguments, RunArguments)
-    parser = HfArgumentParser(groups, usage=USAGE, description=ABOUT, allow_abbrev=False)
+    parser = CommandLine(groups)
+    allowed = [action.dest for action in parser._actions]
     config_file, argv = _take_config_file(argv)
     settings = read_yaml(config_file) if config_file else {}
-    _refuse_unknown(settings, parser, where=f"{config_file}: ")
+    refuse_unknown(settings, allowed, where=f"{config_file}: ")
     overrides = parse_mapping("config_overrides", settings.pop("config_overrides", None))
 
     tokens = ["--output_dir", f"runs/{Path(config_file).stem}"] if config_file else []
@@ -150,49 +165,10 @@ def parse_arguments(argv: list[str]) -> tuple[ModelArguments, DataArguments, Run
     model, data, run, unused = parser.parse_args_into_dataclasses(
         tokens, return_remaining_strings=True, look_for_args_file=False
     )
-    _refuse_unknown([word.lstrip("-").split("=")[0] for word in unused], parser, where="")
+    refuse_unknown([word.lstrip("-").split("=")[0] for word in unused], allowed)
     overrides |= parse_mapping("config_overrides", model.config_overrides)
     model.config_overrides = json.dumps(overrides) if overrides else None
     return model, data, run
-
-
-def read_yaml(path: str | Path, inheriting: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A YAML file's settings over those of its `base`; mappings are merged, null takes a setting back."""
-    path = Path(path)
-    if path.resolve() in inheriting:
-        raise ValueError(f"{path} is its own base: {' -> '.join(file.name for file in inheriting)}")
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"cannot read the configuration {path}: {error}") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} holds {settings!r}, not 'argument: value' lines")
-    inherited = read_yaml(path.parent / settings.pop("base"), (*inheriting, path.resolve())) if "base" in settings else {}
-    for key, value in settings.items():
-        merge = isinstance(value, dict) and isinstance(inherited.get(key), dict)
-        inherited[key] = inherited[key] | value if merge else value
-    return {key: value for key, value in inherited.items() if value is not None}
-
-
-def parse_mapping(name: str, given: str | dict[str, Any] | None) -> dict[str, Any]:
-    """Read `key=value,...` or JSON; a mapping is returned as it is."""
-    if not given or isinstance(given, dict):
-        return given or {}
-    try:
-        if given.lstrip().startswith("{"):
-            return json.loads(given)
-        pairs = [pair.split("=", 1) for pair in given.split(",")]
-        return {key.strip(): yaml.safe_load(value) for key, value in pairs}
-    except ValueError as error:
-        raise ValueError(f"{name}={given!r} is neither JSON nor key=value,...: {error}") from error
-
-
-def _parse_list(name: str, given: str) -> list[Any]:
-    """Read a JSON list."""
-    try:
-        return json.loads(given)
-    except ValueError as error:
-        raise ValueError(f"{name}={given!r} is not a JSON list: {error}") from error
 
 
 def _take_config_file(argv: list[str]) -> tuple[str | None, list[str]]:
@@ -210,32 +186,3 @@ def _as_tokens(key: str, value: Any, parser: argparse.ArgumentParser) -> list[st
     if takes_several:
         return [f"--{key}", *map(str, value if isinstance(value, list) else [value])]
     return [f"--{key}={value if isinstance(value, str) else json.dumps(value)}"]
-
-
-def _refuse_unknown(names, parser: argparse.ArgumentParser, where: str) -> None:
-    allowed = [action.dest for action in parser._actions]
-    for name in names:
-        if name not in allowed:
-            if name in REPLACED:
-                raise ValueError(f"{where}unknown argument {name!r}; what replaced it is {REPLACED[name]}")
-            close = difflib.get_close_matches(name, allowed, n=3) or sorted(allowed)
-            raise ValueError(f"{where}unknown argument {name!r}; did you mean {' or '.join(map(repr, close))}?")
-
-
-def refuse_counts(data: DataArguments, args: RunArguments) -> None:
-    """Refuse numbers that would end a run only after it has begun to write."""
-    for group in (data, args):
-        for name in (
-            "max_train_samples",
-            "max_eval_samples",
-            "per_device_train_batch_size",
-            "per_device_eval_batch_size",
-            "lane_groups",
-        ):
-            value = getattr(group, name, None)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-    if not 0 < data.mlm_probability < 1:
-        raise ValueError(f"mlm_probability={data.mlm_probability} must be above 0 and below 1")
-    if not 0 <= args.seed < 2**32:
-        raise ValueError(f"seed={args.seed} must be at least 0 and below 2**32")

@@ -18,10 +18,10 @@ from hf_relpos.data.sources import describe_documents
 from hf_relpos.data.sources import describe_source
 from hf_relpos.evaluation.language_model import language_model_metrics
 from hf_relpos.evaluation.language_model import score_rows
+from hf_relpos.training.argument_checks import refuse_numbers
 from hf_relpos.training.arguments import DataArguments
 from hf_relpos.training.arguments import RunArguments
 from hf_relpos.training.arguments import parse_arguments
-from hf_relpos.training.arguments import refuse_counts
 from hf_relpos.training.best_model import refuse_unknown_metric
 from hf_relpos.training.checked_trainer import CheckedTrainer
 from hf_relpos.training.checkpoints import last_checkpoint
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
 def prepare(argv: list[str]) -> Job:
     """Read arguments, text and model, and refuse what cannot work before anything is written."""
     arguments, data, args = parse_arguments(argv)
-    refuse_counts(data, args)
+    refuse_numbers(data, args)
     config = build_config(arguments, data.block_size)
     data.block_size = check_block_size(config, data.block_size)
     documents = needed_documents(data, args)
