@@ -13,6 +13,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 from .adaptive_softmax import check_clusters
+from .peft_targets import register_peft_targets
 from .scheme_registry import check_schemes
 from .scheme_registry import in_order
 from .scheme_registry import layer_schemes
@@ -185,6 +186,11 @@ class RelPosConfig(PreTrainedConfig):
     def __iter__(self) -> Iterator[str]:
         """Go through the names of what can be read."""
         return (name for name in super().__iter__() if hasattr(self, name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields. PEFT asks for them before it looks for the layers to tune, so it is told those now."""
+        register_peft_targets(self.model_type)
+        return super().to_dict()
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
