@@ -5,13 +5,17 @@ A name that ends with a slash in `nav` stands for all pages of that folder, so t
 
 import argparse
 import dataclasses
+import importlib
+import inspect
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 ARGUMENTS = "<!-- arguments of train_lm.py -->"
 COMMANDS = "<!-- help of the commands -->"
+FIELDS = r"<!-- fields of (\w+)\.(\w+) -->"
 
 
 def pages_of(folder: Path) -> list[str]:
@@ -44,7 +48,28 @@ def on_page_markdown(markdown: str, **kwargs: Any) -> str:
         markdown = markdown.replace(ARGUMENTS, arguments_of_training())
     if COMMANDS in markdown:
         markdown = markdown.replace(COMMANDS, help_of_commands())
-    return markdown
+    return re.sub(FIELDS, lambda found: fields_of(*found.groups()), markdown)
+
+
+def fields_of(module: str, name: str) -> str:
+    """Return a table of the fields that the docstring of a configuration lists, with their defaults.
+
+    Args:
+        module: of `hf_relpos/model`.
+        name: of the class.
+    """
+    kind = getattr(importlib.import_module(f"hf_relpos.model.{module}"), name)
+    usual = {field.name: field.default for field in dataclasses.fields(kind)}
+    text = inspect.cleandoc(kind.__doc__).partition("Args:\n")[2]
+    lines = ["| field | meaning |", "|---|---|"]
+    for names, kinds, meaning in re.findall(
+        r"^ {4}(\w[\w, ]*) \((.*)\): ((?:.*\n?)(?:^ {8}.*\n?)*)", text, flags=re.MULTILINE
+    ):
+        for field in names.split(", "):
+            default = repr(usual[field])  # a docstring that names no field fails here
+            told = f"{kinds.replace(', *optional*', '')}, default `{default}`"
+            lines.append(f"| `{field}` | {' '.join(meaning.split()).removesuffix('.')} ({told}). |")
+    return "\n".join(lines)
 
 
 def arguments_of_training() -> str:
@@ -60,12 +85,12 @@ def arguments_of_training() -> str:
         "Text": arguments.DataArguments,
         "Run": arguments.RunArguments,
     }.items():
-        lines = [f"### {title}", "", "| argument | default | meaning |", "|---|---|---|"]
+        lines = [f"### {title}", "", "| argument | meaning |", "|---|---|"]
         for field in dataclasses.fields(group):
             own = field.name in group.__annotations__ and field.metadata.get("help")
             if own and (group is not arguments.RunArguments or usual.get(field.name, dataclasses.MISSING) != field.default):
-                default = "" if field.default in (None, dataclasses.MISSING) else f"`{field.default}`"
-                lines.append(f"| `--{field.name}` | {default} | {field.metadata['help'].replace('|', '/')} |")
+                default = "" if field.default in (None, dataclasses.MISSING) else f" Default: `{field.default}`."
+                lines.append(f"| `--{field.name}` | {field.metadata['help'].replace('|', '/')}{default} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 

@@ -10,6 +10,7 @@ import importlib.util
 import re
 import shlex
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderForCausalLM
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForMaskedLM
+from hf_relpos import RelPosSeq2SeqConfig
 from hf_relpos.__main__ import build_parser
 from hf_relpos.data.tokenizers import build_byte_tokenizer
 from hf_relpos.model.scheme_registry import SCHEMES
@@ -210,7 +212,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 def test_the_reference_names_what_exists() -> None:
     names = re.findall(r"^::: (\S+)", "".join(path.read_text() for path in DOCS.rglob("*.md")), flags=re.MULTILINE)
-    assert len(names) > 15
+    assert len(names) > 10
     for given in names:
         name = given if given.startswith("hf_relpos.") else f"hf_relpos.model.{given}"  # `paths` of mkdocs.yml
         try:
@@ -218,6 +220,17 @@ def test_the_reference_names_what_exists() -> None:
         except ModuleNotFoundError:
             module, _, attribute = name.rpartition(".")
             assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_the_config_fields_are_written_from_the_code() -> None:
+    """Every field that a family adds to those of transformers has a row."""
+    text = hooks().on_page_markdown((DOCS / "reference" / "config.md").read_text(encoding="utf-8"))
+    usual = {field.name for field in fields(transformers.PreTrainedConfig)} | {"layer_types", "is_encoder_decoder"}
+    tokens = {"pad_token_id", "bos_token_id", "eos_token_id"}
+    for family in (RelPosDecoderConfig, RelPosEncoderConfig, RelPosSeq2SeqConfig):
+        for name in {field.name for field in fields(family)} - usual - tokens:
+            assert f"| `{name}` | " in text, name
+    assert "<!--" not in text
 
 
 def test_the_command_line_is_written_from_the_code() -> None:

@@ -83,8 +83,8 @@ def results_table(name: str, benchmarks: Path) -> str:
             continue
         link = f"](../benchmarks/{measurement.page})"
         label = measurement.label.replace("]", link, 1)
-        lines.append(f"| {label} | {value} | {_compared_with(column, encoder)} | {measurement.unit} |")
-    head = "| measured | this scheme | to compare | unit |\n|---|---|---|---|\n"
+        lines.append(f"| {label}, {measurement.unit} | {value} | {_compared_with(column, encoder)} |")
+    head = "| measured | this scheme | to compare |\n|---|---|---|\n"
     return head + "\n".join(lines) + "\n" if lines else ""
 
 
