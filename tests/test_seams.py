@@ -31,8 +31,6 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 LOSS = {"rtol": 1e-5, "atol": 1e-7}
 """transformers computes most losses in float32."""
 NOT_YET = {
-    *(f"offloaded-*-{kind}" for kind in KINDS if kind != "rotary"),
-    "quantised-*-vectors",
     *(f"reloaded-decoder-*-{kind}" for kind in KINDS if kind != "absolute"),
     *(f"other_scheme-{cells}" for cells in ("*-bias", "decoder-*-absolute", "encoder-*-absolute")),
 }

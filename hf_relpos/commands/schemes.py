@@ -21,6 +21,7 @@ from hf_relpos.model.configuration_relpos import RelPosConfig
 from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
 from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.model.position_builder import build_positions
+from hf_relpos.model.scheme_base import LayerProjections
 from hf_relpos.model.scheme_base import PositionScheme
 from hf_relpos.model.scheme_registry import SCHEMES
 from hf_relpos.model.scheme_registry import build_scheme
@@ -72,7 +73,8 @@ def kernel(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     token = torch.randn(1, scheme.heads, 1, scheme.head_dim, generator=torch.Generator().manual_seed(1))
     states = token.expand(-1, -1, length, -1)
     positions = build_positions((1, length), states, causal=scheme.causal)
-    prepared = scheme.for_layer(scheme.prepare(positions), RelPosAttention(reference_config(name, **SIZES), 0))
+    attention = RelPosAttention(reference_config(name, **SIZES), 0)
+    prepared = scheme.for_layer(scheme.prepare(positions), LayerProjections(0, attention.q_proj, attention.k_proj))
     query, key = scheme.encode_query(states, prepared), scheme.encode_key(states, prepared)
     scores = scheme.scale() * query @ key.transpose(-1, -2)
     terms = scheme.score_terms(positions, prepared, query, key)

@@ -76,8 +76,13 @@ class AdaptiveHead(nn.Module):
         scores = torch.cat([scores, self.clusters(states)], -1) if index == 0 else scores
         return scores.log_softmax(-1, torch.promote_types(scores.dtype, torch.float32))
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of all tokens, `(..., vocab_size)`, from `(..., hidden_size)`."""
+    def forward(self, hidden_states: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log-probabilities of all tokens, `(..., vocab_size)`, from `(..., hidden_size)`.
+
+        With targets, return their losses alone: `_losses`, by a call that hooks of a module's forward see.
+        """
+        if targets is not None:
+            return self._losses(hidden_states, targets)
         first = self._log_probabilities(0, hidden_states)
         shortlist = self.bounds[0][1]
         parts = [first[..., :shortlist]]
@@ -86,7 +91,7 @@ class AdaptiveHead(nn.Module):
             parts.append(cluster + self._log_probabilities(index, hidden_states))
         return torch.cat(parts, -1)
 
-    def losses(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _losses(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Negative log-probabilities of the targets alone: a cluster is scored only where it is the target's.
 
         Args:

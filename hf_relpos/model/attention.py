@@ -15,8 +15,9 @@ from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .blockwise_attention import blockwise_attention
+from .devices import to_device
 from .positions import Positions
-from .scheme_base import PositionScheme
+from .scheme_base import LayerProjections
 from .scheme_terms import ScoreTerms
 from .scheme_terms import dense_bias
 from .scheme_terms import every_distance
@@ -122,16 +123,22 @@ class RelPosAttention(nn.Module):
         return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (batch, heads, length, head_dim)
 
     def project_context(
-        self, context: torch.Tensor, scheme: PositionScheme, prepared: Any
+        self, context: torch.Tensor, scheme: Callable[..., Any], prepared: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys, encoded, and values of `(batch, length, hidden_size)`: `(batch, kv_heads, length, head_dim)` each."""
-        return scheme.encode_key(self._heads(self.k_proj(context)), prepared), self._heads(self.v_proj(context))
+        key, value = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
+        return to_device(scheme("encode_key", key, prepared), key.device), value
+
+    @staticmethod
+    def _project_elsewhere(device: torch.device, projection: nn.Module, states: torch.Tensor) -> torch.Tensor:
+        """Project what a scheme has, which may be on another device than this layer."""
+        return projection(states.to(device)).to(states.device)
 
     def forward(
         self,
         hidden_states: torch.Tensor,
         context: torch.Tensor,
-        scheme: PositionScheme,
+        scheme: Callable[..., Any],
         positions: Positions,
         prepared: Any,
         cache: Cache | None = None,
@@ -139,15 +146,27 @@ class RelPosAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from `hidden_states (batch, query, hidden_size)` to `context (batch, fresh, hidden_size)` and the cache.
 
+        Args:
+            hidden_states: what asks.
+            context: what is projected to new keys and values.
+            scheme: calls a method of a position scheme by its name: the scheme, or its `call`.
+            positions: who sees whom, at which distance.
+            prepared: what the scheme prepared of them.
+            cache: key/value cache.
+            force_eager: compute probabilities whatever the backend.
+
         Returns:
             The output `(batch, query, hidden_size)` and the probabilities `(batch, heads, query, key)`, None if not computed.
         """
-        prepared = scheme.for_layer(prepared, self)
-        query = scheme.encode_query(self._heads(self.q_proj(hidden_states)), prepared)
+        device = hidden_states.device
+        project = partial(self._project_elsewhere, device)
+        projections = LayerProjections(self.layer_idx, partial(project, self.q_proj), partial(project, self.k_proj))
+        prepared = to_device(scheme("for_layer", prepared, projections), device)
+        query = to_device(scheme("encode_query", self._heads(self.q_proj(hidden_states)), prepared), device)
         key, value = self.project_context(context, scheme, prepared)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
-        query, key = scheme.meet(query, key, prepared)
+        query, key = to_device(scheme("meet", query, key, prepared), device)
         output, probabilities = self._attend(query, key, value, scheme, positions, prepared, force_eager)
         return self.o_proj(output.flatten(2)), probabilities
 
@@ -177,27 +196,28 @@ class RelPosAttention(nn.Module):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scheme: PositionScheme,
+        scheme: Callable[..., Any],
         positions: Positions,
         prepared: Any,
         force_eager: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Let a backend attend; the output is `(batch, query, heads, head_dim)`."""
         all_keys = repeat_heads(key, self.num_key_value_groups)
-        terms = positions.kept(self.layer_idx, partial(scheme.score_terms, positions, prepared, query, all_keys))
+        terms = positions.kept(self.layer_idx, partial(scheme, "score_terms", positions, prepared, query, all_keys))
+        terms, scale = to_device(terms, query.device), scheme("scale")
         terms, positions = terms and without_room(terms, positions.room), positions.tight
         path, bias = self.path(terms, positions, force_eager), None
         dropout = self.attention_dropout if self.training else 0.0
         if terms is not None and path == "blockwise":
             all_values = repeat_heads(value, self.num_key_value_groups)
-            return blockwise_attention(query, all_keys, all_values, terms, positions, scheme.scale(), dropout), None
+            return blockwise_attention(query, all_keys, all_values, terms, positions, scale, dropout), None
         if path == "flex_attention" and not dropout and looks_up(terms, positions, query.device):
             from .attention_flex import flex_by_distance  # FlexAttention takes long to import
 
             all_values, bias = repeat_heads(value, self.num_key_value_groups), None if terms is None else terms.bias
-            return flex_by_distance(query, all_keys, all_values, bias, positions, scheme.scale(), self.training), None
+            return flex_by_distance(query, all_keys, all_values, bias, positions, scale, self.training), None
         if terms is not None:
-            bias = dense_bias(terms, positions, query, all_keys, scheme.scale())
+            bias = dense_bias(terms, positions, query, all_keys, scale)
             if terms.key_offset is not None:
                 query = query + terms.key_offset[:, None].to(query.dtype)
         return self._call_backend(
@@ -206,7 +226,7 @@ class RelPosAttention(nn.Module):
             key,
             value,
             positions,
-            scaling=scheme.scale(),
+            scaling=scale,
             position_bias=bias,
             value_term=partial(_value_term, terms, positions),
         )

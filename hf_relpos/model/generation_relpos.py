@@ -77,8 +77,8 @@ class MemoryGenerationMixin(GenerationMixin):
         """The memory of rows that have read nothing."""
         self._needs_memory("empty_memory")
         shape = (batch_size, self.config.num_hidden_layers, self.config.mem_len, self.config.hidden_size)
-        hidden = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        return SegmentMemory(hidden, torch.zeros(batch_size, dtype=torch.long, device=self.device))
+        hidden = self.model.embed_example().new_zeros(shape)
+        return SegmentMemory(hidden, torch.zeros(batch_size, dtype=torch.long, device=hidden.device))
 
     @torch.no_grad()
     def read(
@@ -122,7 +122,7 @@ class MemoryGenerationMixin(GenerationMixin):
         """
         self._needs_memory("memory_to_cache")
         config, batch = self.config, rows_of(memory)
-        like = torch.empty(1, 1, config.hidden_size, dtype=self.dtype, device=self.device)
+        like = self.model.embed_example().new_empty(1, 1, config.hidden_size)
         memory = check_memory(memory, batch, config.num_hidden_layers, config.mem_len, like)
         tokens = int(memory.length.max())
         mask = (torch.arange(tokens, device=memory.length.device) >= tokens - memory.length[:, None]).long()
@@ -130,10 +130,10 @@ class MemoryGenerationMixin(GenerationMixin):
         if tokens:
             positions = build_positions((batch, tokens), like, causal=True, attention_mask=mask)
             for index, layer in enumerate(self.model.layers):
-                scheme = self.model.position_schemes[self.model.scheme_of_layer[index]]
+                scheme = self.model.position_schemes[self.model.scheme_of_layer[index]].call
                 context = memory.hidden[:, index, memory.slots - tokens :]
                 context = layer.attention_norm(context) if layer.pre_norm else context
-                key, value = layer.attention.project_context(context, scheme, scheme.prepare(positions))
+                key, value = layer.attention.project_context(context, scheme, scheme("prepare", positions))
                 cache.update(key, value, index)
         return cache, mask
 

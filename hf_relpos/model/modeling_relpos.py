@@ -357,7 +357,7 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
         check_labels(labels, tuple(hidden_states.shape[:2]), self.config.vocab_size)
         targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100) if shift_labels is None else shift_labels
         if self.training and isinstance(self.lm_head, AdaptiveHead):
-            return self.lm_head.losses(hidden_states, targets).sum() / count_targets(targets, num_items_in_batch), None
+            return self.lm_head(hidden_states, targets).sum() / count_targets(targets, num_items_in_batch), None
         logits = self.lm_head(hidden_states)
         shifted = {} if shift_labels is None else {"shift_labels": shift_labels}
         return self._token_loss(logits, labels, targets, num_items_in_batch, **shifted), logits

@@ -106,7 +106,7 @@ class RelPosCrossLayer(RelPosLayer):
         own = None if cache is None else cache.self_attention_cache
         hidden_states = self._self_attend(hidden_states, memory, cache=own, force_eager=force_eager, **kwargs)
         query = self.cross_norm(hidden_states) if self.pre_norm else hidden_states
-        scaling = kwargs["scheme"].scale()
+        scaling = kwargs["scheme"]("scale")
         attended = self.cross_attention(query, source, visible_source, scaling, cache, force_eager)[0]
         hidden_states = self._add(hidden_states, attended, self.cross_norm)
         return self._feed(hidden_states, hidden_states)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from .devices import Movable
 from .toeplitz import collect
 from .toeplitz import relative_shift
 
@@ -34,7 +35,7 @@ class lazy:
 
 
 @dataclass(frozen=True)
-class Positions:
+class Positions(Movable):
     """Positions of queries and keys in one forward pass, and who sees whom.
 
     Attributes:

@@ -6,6 +6,7 @@ do, a dense tensor. `attention.py` turns the description into numbers for whiche
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from typing import ClassVar
@@ -68,6 +69,20 @@ class Parameter:
         return value
 
 
+@dataclass(frozen=True)
+class LayerProjections:
+    """What a scheme may use of an attention layer.
+
+    Attributes:
+        layer_idx: the layer's number.
+        q_proj, k_proj: project `(..., hidden_size)` to `(..., heads * head_dim)`, on the device of what is given.
+    """
+
+    layer_idx: int
+    q_proj: Callable[[torch.Tensor], torch.Tensor]
+    k_proj: Callable[[torch.Tensor], torch.Tensor]
+
+
 class PositionScheme(nn.Module):
     """Base of all schemes: a no-op in every hook, which is the scheme `nope`.
 
@@ -103,6 +118,21 @@ class PositionScheme(nn.Module):
         self.causal: bool = config.causal
         for name, value in parameters.items():
             setattr(self, name, value)
+
+    def forward(self, method: str, *given: Any) -> Any:
+        """Call a method by its name: everything outside of a scheme that may read its weights comes in here.
+
+        What wraps a module's forward, such as accelerate's offloading, has then brought the weights, and takes them away again.
+        """
+        return getattr(self, method)(*given)
+
+    def call(self, method: str, *given: Any) -> Any:
+        """Call a method through `forward`; one that is not overridden reads no weights, for which none are brought.
+
+        Layers are handed this and not the scheme: a module among the arguments would be moved to the layer's device.
+        """
+        inherited = getattr(type(self), method) is getattr(PositionScheme, method)
+        return getattr(self, method)(*given) if inherited else self(method, *given)
 
     @classmethod
     def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +183,7 @@ class PositionScheme(nn.Module):
         """Work without parameters that all layers of this scheme share in one forward pass."""
         return None
 
-    def for_layer(self, prepared: Any, attention: nn.Module) -> Any:
+    def for_layer(self, prepared: Any, attention: "LayerProjections") -> Any:
         """What one layer makes of `prepared` with its own projections, `attention.q_proj` and `k_proj`."""
         return prepared
 

@@ -5,9 +5,9 @@ from typing import Any
 from typing import ClassVar
 
 import torch
-from torch import nn
 
 from .positions import Positions
+from .scheme_base import LayerProjections
 from .scheme_base import PositionScheme
 from .scheme_terms import ScoreTerms
 
@@ -61,24 +61,24 @@ class Combined(PositionScheme):
         return self.added.query_gain()
 
     def prepare(self, positions: Positions) -> tuple[Any, Any]:
-        return self.rotary.prepare(positions), self.added.prepare(positions)
+        return self.rotary.call("prepare", positions), self.added.call("prepare", positions)
 
-    def for_layer(self, prepared: tuple[Any, Any], attention: nn.Module) -> tuple[Any, Any]:
-        return self.rotary.for_layer(prepared[0], attention), self.added.for_layer(prepared[1], attention)
+    def for_layer(self, prepared: tuple[Any, Any], attention: LayerProjections) -> tuple[Any, Any]:
+        return self.rotary.call("for_layer", prepared[0], attention), self.added.call("for_layer", prepared[1], attention)
 
     def encode_query(self, query: torch.Tensor, prepared: tuple[Any, Any]) -> torch.Tensor:
-        return self.rotary.encode_query(query, prepared[0])
+        return self.rotary.call("encode_query", query, prepared[0])
 
     def encode_key(self, key: torch.Tensor, prepared: tuple[Any, Any]) -> torch.Tensor:
-        return self.rotary.encode_key(key, prepared[0])
+        return self.rotary.call("encode_key", key, prepared[0])
 
     def meet(self, query: torch.Tensor, key: torch.Tensor, prepared: tuple[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.rotary.meet(query, key, prepared[0])
+        return self.rotary.call("meet", query, key, prepared[0])
 
     def score_terms(
         self, positions: Positions, prepared: tuple[Any, Any], query: torch.Tensor, key: torch.Tensor
     ) -> ScoreTerms | None:
-        return self.added.score_terms(positions, prepared[1], query, key)
+        return self.added.call("score_terms", positions, prepared[1], query, key)
 
 
 @cache

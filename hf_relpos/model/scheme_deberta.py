@@ -8,6 +8,7 @@ from torch.nn.functional import dropout
 from transformers import initialization as init
 
 from .positions import Positions
+from .scheme_base import LayerProjections
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
 from .scheme_terms import ScoreTerms
@@ -110,7 +111,7 @@ class Deberta(PositionScheme):
         rows = {"key": self._rows(-distances)}
         return rows | {"query": self._rows(distances) if self.p2c_index == "paper" else rows["key"]}
 
-    def for_layer(self, prepared: dict[str, torch.Tensor], attention: nn.Module) -> dict[str, torch.Tensor]:
+    def for_layer(self, prepared: dict[str, torch.Tensor], attention: LayerProjections) -> dict[str, torch.Tensor]:
         """The vectors of the distances of the span, `(heads, distances, head_dim)`: keys for queries, and queries for keys."""
         table = dropout(self.table if self.norm is None else self.norm(self.table), self.dropout, self.training)
         vectors = {}

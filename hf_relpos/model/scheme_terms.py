@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from .devices import Movable
 from .positions import Positions
 
 
@@ -36,7 +37,7 @@ class Factors(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ScoreTerms:
+class ScoreTerms(Movable):
     """What a scheme adds to the scores, in the cheapest shape that says it. All parts are optional and add up.
 
     The score of query q and key k at distance r is

@@ -97,7 +97,6 @@ class TransformerXL(PositionScheme):
         self.distance_offset = nn.Parameter(torch.empty(self.heads, self.head_dim))
 
     def initialize(self, std: float) -> None:
-        init.normal_(self.distance_projection.weight, std=std)
         init.normal_(self.key_offset, std=std)
         init.normal_(self.distance_offset, std=std)
 
@@ -108,7 +107,7 @@ class TransformerXL(PositionScheme):
         return dropout(sinusoid(back, self.hidden_size, positions.dtype), self.dropout, self.training)
 
     def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        projected = self.distance_projection(prepared.to(self.distance_projection.weight.dtype))
+        projected = self.distance_projection(prepared.to(self.key_offset.dtype))
         return ScoreTerms(
             query_vectors=projected.unflatten(-1, (self.heads, self.head_dim)).transpose(0, 1).contiguous(),
             key_offset=self.key_offset,

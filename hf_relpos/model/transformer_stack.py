@@ -25,6 +25,7 @@ from .position_documents import whole_numbers
 from .position_ids_cache import remember_numbers
 from .position_two_stream import QueryStream
 from .positions import Positions
+from .scheme_base import LayerProjections
 from .scheme_base import PositionScheme
 from .scheme_registry import build_schemes
 from .scheme_registry import layer_schemes
@@ -112,7 +113,7 @@ class RelPosPreTrainedModel(PreTrainedModel):
         for name, stack in self.named_modules():
             if not isinstance(stack, RelPosStack):
                 continue
-            config, like = stack.config, next(stack.parameters())
+            config, like = stack.config, stack.embed_example()
             seen = (cached, cached + length, 0) if config.causal and cached else None
             window = getattr(config, "sliding_window", None)
             slots = cached if not config.causal and getattr(config, "mem_len", 0) else 0
@@ -125,8 +126,9 @@ class RelPosPreTrainedModel(PreTrainedModel):
                 attention: Any = stack.layers[number].attention
                 shape: Any = (1, config.num_attention_heads, length, config.head_dim)
                 query = like.new_zeros(shape)
-                given = scheme.for_layer(prepared[type(scheme)], attention)
-                terms = scheme.score_terms(positions, given, query, query)
+                projections = LayerProjections(number, attention.q_proj, attention.k_proj)
+                given = scheme.call("for_layer", prepared[type(scheme)], projections)
+                terms = scheme.call("score_terms", positions, given, query, query)
                 found = {"layer": number, "scheme": scheme_name, "path": attention.path(terms, positions)}
                 plan.append({"stack": name or "model", **found})
         return plan
@@ -204,6 +206,16 @@ class RelPosStack(RelPosPreTrainedModel):
             self._check_ids(input_ids)
         return self.embed_tokens(input_ids)
 
+    @torch.no_grad()
+    def embed_example(self) -> torch.Tensor:
+        """Return a token's embedding, `(1, 1, width)`: it is of the device and dtype that the stack computes in.
+
+        Weights do not tell: they may be of bytes, or on no device while nothing calls for them.
+        """
+        called_for = any(hasattr(module, "_hf_hook") for module in self.modules())
+        device = "cpu" if self.device.type == "meta" and called_for else self.device
+        return self.embed_tokens(torch.zeros(1, 1, dtype=torch.long, device=device))
+
     def _check_ids(self, input_ids: Any) -> None:
         """Refuse what is no batch of token ids."""
         if not whole_numbers(input_ids) or input_ids.dim() != 2:
@@ -223,8 +235,7 @@ class RelPosStack(RelPosPreTrainedModel):
             return None
         if self.config.mem_len == 0:
             raise ValueError("memory was given to a model with mem_len=0: set mem_len to use segment memory")
-        size, widen = self.config.hidden_size, self.embed_projection
-        like = embeds if widen is None else widen.weight.new_empty(1, 1, size)
+        like = embeds.new_empty(1, 1, self.config.hidden_size)
         return check_memory(memory, embeds.shape[0], self.config.num_hidden_layers, self.config.mem_len, like)
 
     def _document_starts(
@@ -253,7 +264,7 @@ class RelPosStack(RelPosPreTrainedModel):
             hidden_states = self.embed_norm(hidden_states)
         if self.embed_projection is not None:
             hidden_states = self.embed_projection(hidden_states)
-        hidden_states = self.position_schemes[0].embed(hidden_states, positions.in_document)
+        hidden_states = self.position_schemes[0].call("embed", hidden_states, positions.in_document)
         return self.dropout(hidden_states if self.embed_norm is None or self.norm_first else self.embed_norm(hidden_states))
 
     def _run_layers(
@@ -276,9 +287,9 @@ class RelPosStack(RelPosPreTrainedModel):
         prepared = self.prepare(positions)
         asked = {} if queries is None else self.prepare(queries.positions)
         targets, asking = (None, None) if queries is None else (queries.states, queries.asking())
-        entered = []
+        entered, home = [], hidden_states.device
         for index, (layer, scheme) in enumerate(zip(self.layers, self.schemes_of_layers(), strict=True)):
-            entered.append(hidden_states)
+            entered.append(hidden_states.to(home))
             beside: tuple[Any, ...] = source
             if asking is not None:
                 beside = (targets, {**asking, "prepared": asked[type(scheme)]})
@@ -286,7 +297,7 @@ class RelPosStack(RelPosPreTrainedModel):
                 hidden_states,
                 None if memory is None else memory.hidden[:, index],
                 *beside,
-                scheme=scheme,
+                scheme=scheme.call,
                 positions=positions,
                 prepared=prepared[type(scheme)],
                 cache=cache,
@@ -307,7 +318,7 @@ class RelPosStack(RelPosPreTrainedModel):
         prepared: dict[type, Any] = {}
         for scheme in self.position_schemes:
             if type(scheme) not in prepared:
-                make = partial(scheme.prepare, positions)
+                make = partial(scheme.call, "prepare", positions)
                 prepared[type(scheme)] = make() if scheme.encodes() else positions.kept(type(scheme), make)
         return prepared
 
