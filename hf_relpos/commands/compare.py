@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,9 +16,19 @@ from typing import Any
 
 from tqdm import tqdm
 
+from hf_relpos.data.sources import Documents
 from hf_relpos.model.scheme_registry import SCHEMES
-from hf_relpos.training.arguments import parse_arguments
-from hf_relpos.training.model_setup import build_config
+from hf_relpos.training.arguments import DataArguments
+from hf_relpos.training.arguments import RunArguments
+from hf_relpos.training.run import carries_memory
+from hf_relpos.training.run import plan_run
+from hf_relpos.training.run_folder import RECORD
+from hf_relpos.training.run_folder import WATCHED
+from hf_relpos.training.run_folder import differences
+from hf_relpos.training.run_folder import find_progress
+from hf_relpos.training.run_folder import holds_work
+from hf_relpos.training.run_folder import read_record
+from hf_relpos.training.texts import needed_documents
 
 RUN = "import hf_relpos; from hf_relpos.training.run import main; main()"
 ALL_SCHEMES = {"all": [name for name, kind in SCHEMES.items() if "causal" not in kind.refuses]}
@@ -56,29 +67,75 @@ def choices(varied: Sequence[str]) -> list[Choice]:
     return [Choice(combination) for combination in itertools.product(*axes)]
 
 
-def run_one(config: str, choice: Choice, seed: int, folder: Path, rest: Sequence[str]) -> dict[str, Any]:
-    """Train one choice with one seed, unless its results are there already; returns its metrics.
+@dataclass(frozen=True)
+class Task:
+    """One run of a comparison: its choice, its seed, its folder, and its command line for `train_lm.py`."""
+
+    choice: Choice
+    seed: int
+    folder: Path
+    argv: tuple[str, ...]
+
+
+def tasks_of(config: str, varied: Sequence[Choice], seeds: Sequence[int], output: Path, rest: Sequence[str]) -> list[Task]:
+    """Return the runs of a comparison.
+
+    Raises:
+        ValueError: two of them would share a folder.
+    """
+    tasks = []
+    for choice, seed in itertools.product(varied, seeds):
+        folder = output / f"{choice.name}-seed{seed}"
+        own = ["--seed", str(seed), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
+        argv = [config, *choice.argv, *own, "--disable_tqdm", "true", "--sample_tokens", "0", *rest]
+        tasks.append(Task(choice, seed, folder, tuple(argv)))
+    folders = [task.folder for task in tasks]
+    if doubled := sorted({str(folder) for folder in folders if folders.count(folder) > 1}):
+        raise ValueError(f"two runs would share the folder {doubled[0]}: vary or seeds name the same values twice")
+    return tasks
+
+
+def known_results(task: Task, load: Callable[[DataArguments, RunArguments], Documents]) -> dict[str, Any] | None:
+    """Return the metrics of a run that was made before, None if it is yet to be made or finished.
+
+    Args:
+        task: the run.
+        load: loads the text that its arguments name.
+
+    Raises:
+        ValueError: the folder holds a run of other settings, text or weights, or one of which that is unknown.
+    """
+    plan = plan_run(list(task.argv), load)
+    if not holds_work(task.folder):
+        return None
+    way_out = "choose another --output_dir, or remove the folder to run it again"
+    if not (task.folder / RECORD).is_file():
+        raise ValueError(f"{task.folder} holds results whose settings are not known (it has no {RECORD}): {way_out}")
+    old = read_record(task.folder)
+    changed = [
+        f"{name}: {was!r} there, {value!r} here" for name, (was, value) in differences(old, plan.record, WATCHED).items()
+    ]
+    changed += [f"its settings were changed at step {resumed['step']}" for resumed in old.get("resumed", [])]
+    if changed:
+        raise ValueError(f"{task.folder} holds a run of other settings ({'; '.join(changed)}): {way_out}")
+    finished = not plan.args.do_train or find_progress(plan.args, memory=carries_memory(plan.config))[1]
+    results = task.folder / "all_results.json"
+    found = json.loads(results.read_text(encoding="utf-8")) if finished and results.is_file() else {}
+    return found if "eval_loss" in found else None
+
+
+def run_one(task: Task) -> dict[str, Any]:
+    """Train one choice with one seed, or go on with it; returns its metrics.
 
     Raises:
         ValueError: the run failed; the message ends with its last line.
     """
-    results = folder / "all_results.json"
-    if not results.is_file():
-        argv = [
-            config,
-            *choice.argv,
-            "--seed",
-            str(seed),
-            "--output_dir",
-            str(folder),
-            "--resume_from_checkpoint",
-            "auto",
-        ]
-        command = [sys.executable, "-c", RUN, *argv, "--disable_tqdm", "true", "--sample_tokens", "0", *rest]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
-        if done.returncode or not results.is_file():
-            last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-            raise ValueError(f"the run {folder.name} failed: {' '.join(last)}")
+    command = [sys.executable, "-c", RUN, *task.argv]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
+    results = task.folder / "all_results.json"
+    if done.returncode or not results.is_file():
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise ValueError(f"the run {task.folder.name} failed: {' '.join(last)}")
     return json.loads(results.read_text(encoding="utf-8"))
 
 
@@ -151,25 +208,35 @@ def add_compare(commands: Any) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
-    """Run what is missing, then write the table; finished runs are not repeated."""
+    """Run what is missing, then write the table; finished runs of the same settings are not repeated."""
     output = Path(arguments.output_dir)
-    varied = choices(arguments.vary)
-    for choice in varied:  # before the first run, not in the middle of the last
-        model, data, _ = parse_arguments([arguments.config, *choice.argv, *arguments.rest])
-        build_config(model, data.block_size)
-    tasks = [(choice, seed) for choice in varied for seed in arguments.seeds]
+    tasks = tasks_of(arguments.config, choices(arguments.vary), arguments.seeds, output, arguments.rest)
+    load = _load_once()
+    known = [known_results(task, load) for task in tasks]  # before the first run, not in the middle of the last
 
-    def run(task: tuple[Choice, int]) -> dict[str, Any]:
-        choice, seed = task
-        return run_one(arguments.config, choice, seed, output / f"{choice.name}-seed{seed}", arguments.rest)
+    def run(task: Task, metrics: dict[str, Any] | None) -> dict[str, Any]:
+        return run_one(task) if metrics is None else metrics
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        results = list(tqdm(pool.map(run, tasks), total=len(tasks), desc="runs"))
+        results = list(tqdm(pool.map(run, tasks, known), total=len(tasks), desc="runs"))
     found: dict[Choice, list[dict[str, Any]]] = {}
-    for (choice, _), metrics in zip(tasks, results, strict=True):
-        found.setdefault(choice, []).append(metrics)
+    for task, metrics in zip(tasks, results, strict=True):
+        found.setdefault(task.choice, []).append(metrics)
     rows = summarise(found)
     (output / "comparison.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     (output / "comparison.md").write_text(as_markdown(rows), encoding="utf-8")
     draw(found, output / "comparison.png")
     print(as_markdown(rows))
+
+
+def _load_once() -> Callable[[DataArguments, RunArguments], Documents]:
+    """Return a loader that reads each text once, however many runs share it."""
+    kept: dict[str, Documents] = {}
+
+    def load(data: DataArguments, args: RunArguments) -> Documents:
+        key = repr((data, args.do_train, args.do_eval, args.do_predict))
+        if key not in kept:
+            kept[key] = needed_documents(data, args)
+        return kept[key]
+
+    return load

@@ -2,10 +2,12 @@
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from typing import NamedTuple
 
 from datasets import Dataset
 from transformers import PreTrainedConfig
@@ -14,12 +16,14 @@ from transformers import PreTrainedTokenizerBase
 from transformers import default_data_collator
 from transformers import set_seed
 
+from hf_relpos.data.sources import Documents
 from hf_relpos.data.sources import describe_documents
 from hf_relpos.data.sources import describe_source
 from hf_relpos.evaluation.language_model import language_model_metrics
 from hf_relpos.evaluation.language_model import score_rows
 from hf_relpos.training.argument_checks import refuse_numbers
 from hf_relpos.training.arguments import DataArguments
+from hf_relpos.training.arguments import ModelArguments
 from hf_relpos.training.arguments import RunArguments
 from hf_relpos.training.arguments import parse_arguments
 from hf_relpos.training.best_model import refuse_unknown_metric
@@ -93,16 +97,45 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(130)
 
 
-def prepare(argv: list[str]) -> Job:
-    """Read arguments, text and model, and refuse what cannot work before anything is written."""
+class Plan(NamedTuple):
+    """What a run is to be, before its model is built.
+
+    Attributes:
+        arguments, data, args: its arguments.
+        config: the configuration of its model.
+        documents: its text.
+        record: all this as it is stored in the folder.
+    """
+
+    arguments: ModelArguments
+    data: DataArguments
+    args: RunArguments
+    config: PreTrainedConfig
+    documents: Documents
+    record: dict[str, Any]
+
+
+def plan_run(argv: list[str], load: Callable[[DataArguments, RunArguments], Documents] = needed_documents) -> Plan:
+    """Read arguments and text, and refuse what cannot work.
+
+    Args:
+        argv: the command line of `train_lm.py`.
+        load: loads the text that the arguments name.
+    """
     arguments, data, args = parse_arguments(argv)
     refuse_numbers(data, args)
     config = build_config(arguments, data.block_size)
     data.block_size = check_block_size(config, data.block_size)
-    documents = needed_documents(data, args)
+    refuse_unknown_metric(args, is_masked(config))
+    documents = load(data, args)
     text = {split: describe_documents(rows) for split, rows in vars(documents).items() if isinstance(rows, Dataset)}
     record = describe_run(arguments, data, args, {"source": describe_source(data), **text}, config)
-    refuse_unknown_metric(args, is_masked(config))
+    return Plan(arguments, data, args, config, documents, record)
+
+
+def prepare(argv: list[str]) -> Job:
+    """Read arguments, text and model, and refuse what cannot work before anything is written."""
+    arguments, data, args, config, documents, record = plan_run(argv)
     begins = not args.do_train and arguments.model_name_or_path  # to evaluate a model, not what this run has trained
     checkpoint, finished = (None, False) if begins else find_progress(args, memory=carries_memory(config))
     if args.process_index == 0:
