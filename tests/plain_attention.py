@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from hf_relpos.model.position_builder import build_positions
+from hf_relpos.model.position_tables import DistanceTables
 from hf_relpos.model.positions import Positions
 from hf_relpos.model.scheme_terms import Factors
 from hf_relpos.model.scheme_terms import ScoreTerms
@@ -12,6 +13,12 @@ from hf_relpos.model.scheme_terms import ScoreTerms
 HEADS, SIZE = 4, 3
 SCALE = 0.7
 TABLES = ("bias", "query_vectors", "key_vectors", "value_vectors", "key_offset", "distance_offset")
+
+
+def terms_of(scheme: Any, positions: Positions) -> ScoreTerms:
+    """What a scheme that needs no projections of a layer adds to the scores of a pass."""
+    distances = DistanceTables(positions).distances
+    return scheme.score_terms(distances, scheme.prepare_distances(distances)).for_pass(positions, spare=0)
 
 
 def plain_attention(
@@ -71,10 +78,10 @@ def of_places(positions: Positions, query: torch.Tensor, key: torch.Tensor, *lea
 
 def of_rows(positions: Positions, mixed: torch.Tensor, slope: torch.Tensor) -> Factors:
     """Factors of how far queries look, and exceptions at every third distance."""
-    place, distances = positions.furthest.double(), positions.distances.double()
+    place, distances = positions.furthest.double(), DistanceTables(positions).distances.values.double()
     query = torch.stack([(0.3 * place).sin(), torch.ones_like(place)], -1)
     distance = slope[:, None, None] * torch.stack([distances * mixed[0, 0], (distances * 0.2).cos()])
-    where = (positions.distances % 3 == 0).nonzero()[:, 0]
+    where = (distances % 3 == 0).nonzero()[:, 0]
     return Factors(query, distance, (mixed[1, 1] * place)[:, None, :, None] * distance[:, :1, where], where)
 
 
@@ -91,7 +98,7 @@ def random_terms(positions: Positions, names: set[str], span: tuple[int, int] | 
         shared: whether all heads share vectors.
         dense: which of `DENSE`, "factors" for `of_rows`, or "" for none.
     """
-    distances = len(positions.distances)
+    distances = len(DistanceTables(positions).distances.values)
     vectors = (1 if shared else HEADS, distances if span is None else span[1] - span[0] + 1, SIZE)
     shapes = dict.fromkeys(TABLES, vectors) | {"bias": (HEADS, distances)}
     shapes |= dict.fromkeys(("key_offset", "distance_offset"), (HEADS, SIZE))

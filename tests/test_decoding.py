@@ -14,7 +14,7 @@ from matrix import sharpen
 from transformers import DynamicCache
 from transformers import StaticCache
 
-from hf_relpos.model import position_builder
+from hf_relpos.model import position_tables
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 PORTIONS = {"tokens": [1] * 11, "chunks": [3, 1, 5, 2], "prompt": [8, 1, 1, 1]}
@@ -47,7 +47,7 @@ def test_decoding_equals_one_pass(case: Case, window: int | None) -> None:
 @torch.no_grad()
 def test_steps_share_tables(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of distances serve several steps, also after a crop, and a cache of another model has its own."""
-    monkeypatch.setattr(position_builder, "DECODED_ALIKE", 4)
+    monkeypatch.setattr(position_tables, "DECODED_ALIKE", 4)
     model, other, ids = case.model(), sharpen(case.model(), seed=1), ids_of()
     scheme, made = model.position_schemes[0], []
     plain = scheme.score_terms

@@ -14,10 +14,11 @@ from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderModel
 from hf_relpos.model.position_builder import build_positions
-from hf_relpos.model.positions import relative_shift
+from hf_relpos.model.position_tables import DistanceTables
 from hf_relpos.model.scheme_bias import alibi_slopes
 from hf_relpos.model.scheme_bias import t5_bucket
 from hf_relpos.model.scheme_deberta import deberta_bucket
+from hf_relpos.model.toeplitz import relative_shift
 
 SIZES = {
     "vocab_size": 50,
@@ -47,7 +48,7 @@ def functional(
         for part in ("attention", "scheme")
     }
     with torch.nn.utils.stateless._reparametrize_module(scheme, parts["scheme"]):
-        call = (states, states, scheme, positions, scheme.prepare(positions))
+        call = (states, states, scheme, DistanceTables(positions), scheme.prepare(positions))
         return torch.func.functional_call(layer, parts["attention"], call)
 
 

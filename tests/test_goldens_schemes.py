@@ -10,6 +10,7 @@ from goldens import assert_gradients
 from goldens import assert_outputs
 from goldens import case_weights
 from goldens import golden
+from plain_attention import terms_of
 from test_goldens import SIZES
 from test_goldens import functional
 from test_goldens import layer_of
@@ -18,6 +19,7 @@ from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderForCausalLM
 from hf_relpos.model import scheme_rotary
 from hf_relpos.model.position_builder import build_positions
+from hf_relpos.model.position_tables import DistanceTables
 from hf_relpos.model.scheme_base import PositionScheme
 from hf_relpos.model.scheme_registry import build_scheme
 from hf_relpos.model.scheme_terms import ScoreTerms
@@ -39,8 +41,8 @@ def scores_of(scheme: Any, weights: Weights, scores: torch.Tensor) -> torch.Tens
     positions = build_positions((1, scores.shape[-1]), scores, causal=True)
     query, key = scores / scheme.scale(), torch.eye(scores.shape[-1], dtype=scores.dtype).expand_as(scores)
     with torch.nn.utils.stateless._reparametrize_module(scheme, weights):
-        terms = scheme.score_terms(positions, scheme.prepare(positions), query, key)
-    return (scores + dense_bias(terms, positions, query, key, scheme.scale())).tril()
+        terms = terms_of(scheme, positions)
+    return (scores + dense_bias(terms, DistanceTables(positions), query, key, scheme.scale())).tril()
 
 
 KERPLE = {

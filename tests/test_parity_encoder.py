@@ -21,6 +21,7 @@ from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForMaskedLM
 from hf_relpos import RelPosEncoderModel
 from hf_relpos.model.position_builder import build_positions
+from hf_relpos.model.position_tables import DistanceTables
 
 
 def test_bert() -> None:
@@ -77,7 +78,7 @@ def assert_same_layer(
     for length in (11, 30):
         states = torch.randn(2, length, 48, requires_grad=True)
         positions = build_positions((2, length), states, causal=False)
-        found = ours(states, states, own, positions, own.prepare(positions))[0]
+        found = ours(states, states, own, DistanceTables(positions), own.prepare(positions))[0]
         wanted = theirs(states, relative_position_embeddings=None if table is None else table(states))[0]
         torch.testing.assert_close(found, wanted, **FLOAT32)
         direction = torch.randn_like(found)

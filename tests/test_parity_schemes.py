@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from matrix import ids_of
+from plain_attention import terms_of
 from transformers.models.llama import modeling_llama as llama
 
 from hf_relpos import RelPosDecoderConfig
@@ -15,6 +16,7 @@ from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderModel
 from hf_relpos.model.position_builder import build_positions
+from hf_relpos.model.position_tables import DistanceTables
 from hf_relpos.model.positions import Positions
 from hf_relpos.model.scheme_registry import build_scheme
 from hf_relpos.model.scheme_terms import dense_bias
@@ -89,7 +91,7 @@ def test_cope_is_that_of_x_transformers(count: int) -> None:
     scores = (query @ key.mT / 8**0.5).masked_fill(hidden, -torch.finfo(torch.float64).max)
     wanted = theirs(query, scores).masked_fill(hidden, 0.0)
     with torch.nn.utils.stateless._reparametrize_module(scheme, {"table": theirs.pos_emb}):
-        terms = scheme.score_terms(positions, None, query, key)
+        terms = terms_of(scheme, positions)
         found = terms.dense(positions, query, key, *terms.learned, *terms.learned_by_head).masked_fill(hidden, 0.0)
     torch.testing.assert_close(found, wanted)
     direction = torch.randn_like(found)
@@ -129,8 +131,8 @@ def test_dynamic_bias_is_that_of_x_transformers(depth: int, log_distance: bool) 
         weights["hidden_weight"] = torch.stack([layer.weight for layer in linear[1:]])
     positions, query = positions_of(20, torch.float32), torch.zeros(1, 4, 20, 8)
     with torch.nn.utils.stateless._reparametrize_module(scheme, weights):
-        terms = scheme.score_terms(positions, None, query, query)
-        found = dense_bias(terms, positions, query, query, 1.0)[0]
+        terms = terms_of(scheme, positions)
+        found = dense_bias(terms, DistanceTables(positions), query, query, 1.0)[0]
     wanted = theirs(20, 20) - theirs.mlp[-1].bias[:, None, None]
     torch.testing.assert_close(found[:, positions.visible[0, 0]], wanted[:, positions.visible[0, 0]])
 

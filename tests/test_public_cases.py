@@ -14,9 +14,9 @@ from hf_relpos import SCHEMES
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosSeq2SeqConfig
-from hf_relpos.model.positions import relative_shift
 from hf_relpos.model.scheme_bias import alibi_slopes
 from hf_relpos.model.scheme_bias import t5_bucket
+from hf_relpos.model.toeplitz import relative_shift
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CASES = ROOT.parent / "shared" / "cases"

@@ -7,10 +7,12 @@ import torch
 from matrix import LENGTH
 from matrix import Case
 from matrix import ids_of
+from plain_attention import terms_of
 
 from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderModel
 from hf_relpos.model.position_builder import build_positions
+from hf_relpos.model.position_tables import DistanceTables
 from hf_relpos.model.scheme_terms import dense_bias
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
@@ -95,7 +97,7 @@ def test_bias_of_far_and_near_keys_in_half_precision(scheme: str) -> None:
     own = model.position_schemes[0]
     positions = build_positions((1, 600), torch.empty(0, dtype=torch.bfloat16), causal=True)
     query = torch.zeros(1, 3, 600, 8, dtype=torch.bfloat16)
-    bias = dense_bias(own.score_terms(positions, own.prepare(positions), query, query), positions, query, query, 1.0)
+    bias = dense_bias(terms_of(own, positions), DistanceTables(positions), query, query, 1.0)
     assert bias[0, 0, -1, -8:].unique().numel() == 8
 
 
@@ -110,8 +112,7 @@ def test_fire_says_it_per_distance_where_it_can(family: str) -> None:
 
     def terms(length: int) -> Any:
         positions = build_positions((1, length), own.slope, causal=causal)
-        query = torch.zeros(1, 3, length, 8)
-        return own.score_terms(positions, None, query, query)
+        return terms_of(own, positions)
 
     assert terms(12).bias.shape == (3, 12 if causal else 23) and terms(12).factors is None
     assert terms(13).bias is None and terms(13).factors is not None
@@ -149,7 +150,7 @@ def test_cope_counts_only_what_is_seen() -> None:
         ({"window": 2}, [1.0, 1.0, 1.0, 1.0, 1.0, 0.5]),
     ):
         positions = build_positions((1, 6), query, causal=True, **given)
-        terms = own.score_terms(positions, None, query, key)
+        terms = terms_of(own, positions)
         added = terms.dense(positions, query, key, *terms.learned, *terms.learned_by_head)
         assert (added[0, 0, -1] / 8).tolist() == places
 

@@ -27,7 +27,7 @@ SHIPPED = sorted({pathlib.Path(path) for path in [MODELING, *get_relative_import
 ALLOWED = {"torch", "transformers", "huggingface_hub"}
 """`huggingface_hub` is a part of every transformers installation; `strict` lives there."""
 LONG_FILE = {
-    "attention.py": 310,
+    "attention.py": 320,
     "configuration_relpos.py": 350,
     "modeling_relpos.py": 700,
     "modeling_relpos_seq2seq.py": 500,

@@ -21,7 +21,7 @@ from hf_relpos.model.configuration_relpos import RelPosConfig
 from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
 from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.model.position_builder import build_positions
-from hf_relpos.model.scheme_base import LayerProjections
+from hf_relpos.model.position_tables import DistanceTables
 from hf_relpos.model.scheme_base import PositionScheme
 from hf_relpos.model.scheme_registry import SCHEMES
 from hf_relpos.model.scheme_registry import build_scheme
@@ -73,12 +73,11 @@ def kernel(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     token = torch.randn(1, scheme.heads, 1, scheme.head_dim, generator=torch.Generator().manual_seed(1))
     states = token.expand(-1, -1, length, -1)
     positions = build_positions((1, length), states, causal=scheme.causal)
-    attention = RelPosAttention(reference_config(name, **SIZES), 0)
-    prepared = scheme.for_layer(scheme.prepare(positions), LayerProjections(0, attention.q_proj, attention.k_proj))
+    tables, prepared = DistanceTables(positions), scheme.prepare(positions)
     query, key = scheme.encode_query(states, prepared), scheme.encode_key(states, prepared)
     scores = scheme.scale() * query @ key.transpose(-1, -2)
-    terms = scheme.score_terms(positions, prepared, query, key)
-    bias = None if terms is None else dense_bias(terms, positions, query, key, scheme.scale())
+    terms = RelPosAttention(reference_config(name, **SIZES), 0).score_terms(scheme.call, tables)
+    bias = None if terms is None else dense_bias(terms, tables, query, key, scheme.scale())
     scores = scores if bias is None else scores + bias
     row = scores[0, :, query_row]
     return torch.arange(length) - query_row, row - row[:, query_row, None]

@@ -16,12 +16,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .blockwise_attention import blockwise_attention
 from .devices import to_device
+from .position_tables import DistanceTables
 from .positions import Positions
 from .scheme_base import LayerProjections
 from .scheme_terms import ScoreTerms
 from .scheme_terms import dense_bias
 from .scheme_terms import every_distance
-from .scheme_terms import without_room
 
 MIN_PAIRS = 128 * 128
 """Query-key pairs from which blocks pay: below, one dense bias is as fast (measured, tests/benchmarks)."""
@@ -67,12 +67,12 @@ def eager_attention_forward(
     return (output if added is None else output + added).transpose(1, 2).contiguous(), probabilities
 
 
-def _value_term(terms: ScoreTerms | None, positions: Positions, probabilities: torch.Tensor) -> torch.Tensor | None:
+def _value_term(terms: ScoreTerms | None, tables: DistanceTables, probabilities: torch.Tensor) -> torch.Tensor | None:
     """What the vectors of values add to the output, `(batch, heads, query, head_dim)`."""
     if terms is None or terms.value_vectors is None:
         return None
-    vectors: Any = every_distance(terms, positions).value_vectors
-    return positions.collect(probabilities) @ vectors.to(probabilities.dtype)
+    vectors: Any = every_distance(terms, tables.distances).value_vectors
+    return tables.collect(probabilities) @ vectors.to(probabilities.dtype)
 
 
 def backend_mask(positions: Positions, implementation: str) -> torch.Tensor | None:
@@ -139,7 +139,7 @@ class RelPosAttention(nn.Module):
         hidden_states: torch.Tensor,
         context: torch.Tensor,
         scheme: Callable[..., Any],
-        positions: Positions,
+        tables: DistanceTables,
         prepared: Any,
         cache: Cache | None = None,
         force_eager: bool = False,
@@ -159,16 +159,31 @@ class RelPosAttention(nn.Module):
             The output `(batch, query, hidden_size)` and the probabilities `(batch, heads, query, key)`, None if not computed.
         """
         device = hidden_states.device
-        project = partial(self._project_elsewhere, device)
-        projections = LayerProjections(self.layer_idx, partial(project, self.q_proj), partial(project, self.k_proj))
-        prepared = to_device(scheme("for_layer", prepared, projections), device)
+        prepared = to_device(prepared, device)
         query = to_device(scheme("encode_query", self._heads(self.q_proj(hidden_states)), prepared), device)
         key, value = self.project_context(context, scheme, prepared)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         query, key = to_device(scheme("meet", query, key, prepared), device)
-        output, probabilities = self._attend(query, key, value, scheme, positions, prepared, force_eager)
+        output, probabilities = self._attend(query, key, value, scheme, tables, force_eager)
         return self.o_proj(output.flatten(2)), probabilities
+
+    def score_terms(self, scheme: Callable[..., Any], tables: DistanceTables) -> ScoreTerms | None:
+        """Return what this layer's scheme adds to the scores of a pass, made now or by an earlier step of decoding.
+
+        Args:
+            scheme: the `call` of the layer's scheme.
+            tables: over the distances of the pass.
+        """
+        owner: Any = getattr(scheme, "__self__")  # noqa: B009  the scheme itself, whose weights tell whether tables are still true
+        project = partial(self._project_elsewhere, tables.positions.query.device)
+        projections = LayerProjections(self.layer_idx, partial(project, self.q_proj), partial(project, self.k_proj))
+
+        def make() -> ScoreTerms | None:
+            return scheme("score_terms", tables.made_for, scheme("for_layer", tables.prepared(owner), projections))
+
+        terms = tables.kept(self.layer_idx, owner, make)
+        return None if terms is None else terms.for_pass(tables.positions, tables.spare)
 
     def path(self, terms: ScoreTerms | None, positions: Positions, force_eager: bool = False) -> str:
         """How the layer attends: `eager`, `flex_attention`, or under `sdpa` one of three.
@@ -197,15 +212,13 @@ class RelPosAttention(nn.Module):
         key: torch.Tensor,
         value: torch.Tensor,
         scheme: Callable[..., Any],
-        positions: Positions,
-        prepared: Any,
+        tables: DistanceTables,
         force_eager: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Let a backend attend; the output is `(batch, query, heads, head_dim)`."""
         all_keys = repeat_heads(key, self.num_key_value_groups)
-        terms = positions.kept(self.layer_idx, partial(scheme, "score_terms", positions, prepared, query, all_keys))
+        terms, positions = self.score_terms(scheme, tables), tables.positions
         terms, scale = to_device(terms, query.device), scheme("scale")
-        terms, positions = terms and without_room(terms, positions.room), positions.tight
         path, bias = self.path(terms, positions, force_eager), None
         dropout = self.attention_dropout if self.training else 0.0
         if terms is not None and path == "blockwise":
@@ -217,7 +230,7 @@ class RelPosAttention(nn.Module):
             all_values, bias = repeat_heads(value, self.num_key_value_groups), None if terms is None else terms.bias
             return flex_by_distance(query, all_keys, all_values, bias, positions, scale, self.training), None
         if terms is not None:
-            bias = dense_bias(terms, positions, query, all_keys, scale)
+            bias = dense_bias(terms, tables, query, all_keys, scale)
             if terms.key_offset is not None:
                 query = query + terms.key_offset[:, None].to(query.dtype)
         return self._call_backend(
@@ -228,7 +241,7 @@ class RelPosAttention(nn.Module):
             positions,
             scaling=scale,
             position_bias=bias,
-            value_term=partial(_value_term, terms, positions),
+            value_term=partial(_value_term, terms, tables),
         )
 
     def _call_backend(

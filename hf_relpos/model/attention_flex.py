@@ -27,7 +27,7 @@ def flex_by_distance(
     Args:
         query: `(batch, heads, query, head_dim)`.
         key, value: `(batch, heads, key, head_dim)`, heads already repeated for grouped queries.
-        bias: `(heads, distances)` added to the scaled scores, of `positions.distances`; None for nothing.
+        bias: `(heads, distances)` added to the scaled scores, of all distances between the bounds; None for nothing.
         positions: who sees whom, at which distance; `is_toeplitz` must hold if there is a bias.
         scale: factor on products of queries and keys.
         training: whether the model is being trained, for the choice of kernels.

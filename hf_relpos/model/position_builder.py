@@ -1,8 +1,5 @@
 """Builds the positions of a forward pass: the only code that knows about memory, cache, packing and padding."""
 
-from dataclasses import replace
-from typing import Any
-
 import torch
 from torch.nn.functional import pad
 
@@ -11,9 +8,7 @@ from .position_documents import count_in_document
 from .position_documents import counts_tokens
 from .position_documents import whole_numbers
 from .positions import Positions
-
-DECODED_ALIKE = 256
-"""Steps of decoding that share tables."""
+from .positions import known
 
 
 def as_visible(attention_mask: torch.Tensor) -> torch.Tensor:
@@ -38,7 +33,7 @@ def key_mask(attention_mask: torch.Tensor | None, length: int | torch.Tensor, sl
     if given != slots and given != length:
         raise ValueError(f"attention_mask covers {given} tokens, expected {int(length)}: the cached tokens and the new ones")
     valid = attention_mask.bool()
-    if not torch.compiler.is_compiling() and bool(valid.all()):
+    if known(valid.all()):
         return None
     return pad(valid, (0, slots - given))
 
@@ -46,7 +41,7 @@ def key_mask(attention_mask: torch.Tensor | None, length: int | torch.Tensor, sl
 def padding_between(valid: torch.Tensor) -> torch.Tensor | None:
     """Padding between a row's first token and each key, `(batch, key)`, from `valid (batch, key)`; None when no token follows any."""
     between = (~valid & (valid.cumsum(-1) > 0)).cumsum(-1)
-    if not torch.compiler.is_compiling() and not bool(between[valid].any()):
+    if known(between[valid].any()) is False:
         return None
     return between
 
@@ -121,18 +116,6 @@ def build_positions(
         given_mask=given_mask,
         dtype=torch.promote_types(like.dtype, torch.float32),
     )
-
-
-def for_decoding(positions: Positions, cache: Any) -> Positions:
-    """The positions of a step behind cached tokens, with tables that serve the steps after it too; others as they are.
-
-    The tables stand beside the cache, since weights do not change while it is in use, and are made anew every `DECODED_ALIKE`
-    tokens: what grows with the context is attention itself.
-    """
-    steady = cache is not None and positions.is_toeplitz and positions.causal and positions.start
-    if not steady or torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return positions
-    return replace(positions, room=positions.bounds[0] % DECODED_ALIKE, store=cache.__dict__.setdefault("distance_tables", {}))
 
 
 def source_positions(queries: int, source: torch.Tensor, attention_mask: torch.Tensor | None) -> Positions:
@@ -223,9 +206,7 @@ def _check_numbers(
 
 def _begins_padded(valid: torch.Tensor | None, past: int | torch.Tensor) -> bool:
     """Whether padding stands before the first token of a row with tokens in a cache: their count does not begin at 0."""
-    if valid is None or torch.compiler.is_compiling():
-        return False
-    return int(past) > 0 and not bool(valid[:, 0].all())
+    return valid is not None and known(valid[:, 0].all()) is False and int(past) > 0
 
 
 def _given_positions(

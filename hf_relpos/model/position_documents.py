@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .positions import known
+
 DOCUMENT_KEYWORDS = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """What packing collators hand to a model beside `position_ids`. The keys are those of the queries, and no length is needed."""
 
@@ -54,7 +56,7 @@ def find_document_starts(
         starts = _starts_of_lengths(torch.as_tensor(lengths), shape)
     elif whole_numbers(position_ids) and position_ids is not None and position_ids.shape[-1] == shape[1]:
         starts = restarts(position_ids.view(-1, shape[1]))
-    if starts is None or not (torch.compiler.is_compiling() or bool(starts.any())):
+    if starts is None or known(starts.any()) is False:
         return None
     return starts.to(device).expand(shape)
 
@@ -79,10 +81,8 @@ def restarts(position_ids: torch.Tensor) -> torch.Tensor:
 
 def counts_tokens(position_ids: torch.Tensor, reset_mask: torch.Tensor | None) -> bool:
     """Return whether position ids `(batch|1, sequence)` go up by one from token to token, within each document."""
-    if torch.compiler.is_compiling():
-        return False
     one = position_ids.diff(dim=-1) == 1
-    return bool((one if reset_mask is None else one | reset_mask[:, 1:].bool()).all())
+    return known((one if reset_mask is None else one | reset_mask[:, 1:].bool()).all()) is True
 
 
 def count_in_document(
@@ -122,8 +122,7 @@ def _shifted(later: torch.Tensor) -> torch.Tensor:
 
 def _starts_of_lengths(offsets: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """Return `(1, sequence)`, true where FlashAttention's offsets `(documents + 1,)` say that a document starts."""
-    fits = shape[0] == 1 and offsets.dim() == 1
-    if not fits or not (torch.compiler.is_compiling() or int(offsets[-1]) == shape[1]):
+    if shape[0] != 1 or offsets.dim() != 1 or known(offsets[-1]) not in (None, shape[1]):
         raise ValueError(
             f"cu_seq_lens_q={offsets.tolist()} is refused for an input of shape {shape}: expected one row, and the offsets of its "
             f"documents, from 0 to {shape[1]}; mark the documents of several rows by reset_mask or seq_idx"

@@ -7,12 +7,12 @@ stream, by the same weights; all that differs is in their `Positions`.
 
 from dataclasses import dataclass
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
 from .positions import Positions
+from .positions import known
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,6 @@ class QueryStream:
     states: torch.Tensor
     positions: Positions
     seen: torch.Tensor
-
-    def asking(self) -> dict[str, Any]:
-        """What a layer needs beside the states."""
-        return {"positions": self.positions, "seen": self.seen}
 
 
 def check_perm_mask(perm_mask: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
@@ -61,14 +57,13 @@ def find_targets(target_mapping: torch.Tensor, shape: tuple[int, int]) -> tuple[
         )
     named = target_mapping != 0
     count = named.sum(-1)
-    if not torch.compiler.is_compiling():
-        wrong = (count > 1) | (named & (target_mapping != 1)).any(-1)
-        if bool(wrong.any()):
-            row, target = wrong.nonzero()[0].tolist()
-            raise ValueError(
-                f"target_mapping[{row}, {target}] names {int(count[row, target])} tokens with values in "
-                f"{sorted(set(target_mapping[row, target].tolist()))}; a row must be 1 at one token and 0 elsewhere, or all 0"
-            )
+    wrong = (count > 1) | (named & (target_mapping != 1)).any(-1)
+    if known(wrong.any()):
+        row, target = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"target_mapping[{row}, {target}] names {int(count[row, target])} tokens with values in "
+            f"{sorted(set(target_mapping[row, target].tolist()))}; a row must be 1 at one token and 0 elsewhere, or all 0"
+        )
     return named.int().argmax(-1), count > 0
 
 
@@ -99,7 +94,7 @@ def query_positions(
     seen = visible.any(-1)[:, 0] & named
     given_mask = visible | ~seen[:, None, :, None]
     order = torch.arange(positions.query.shape[1], device=targets.device)
-    if not torch.compiler.is_compiling() and predict == len(order) and bool((targets == order).all()):
+    if predict == len(order) and known((targets == order).all()):
         return replace(positions, given_mask=given_mask), seen  # every token is a target: distances stay in order
 
     def pick(part: torch.Tensor | None) -> torch.Tensor | None:

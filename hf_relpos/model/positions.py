@@ -1,7 +1,8 @@
 """Where every query and key stands.
 
-A forward pass builds one `Positions` (`position_builder.py`) and hands it to all layers. Schemes read distances from it and
-never see a tensor length; the attention layer reads `visible` from it, so that the mask and the biases can never disagree.
+A forward pass builds one `Positions` (`position_builder.py`) and hands it to all layers. Schemes are asked for its distances
+(`position_tables.py`) and never see a tensor length; the attention layer reads `visible` from it, so that the mask and the biases
+can never disagree.
 
 Notation: `query` tokens are the ones whose outputs are computed; `key` tokens are all that may be attended to, in the order
 memory or cache first, then the queries themselves. `start` is the index of the first query among the keys.
@@ -13,11 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from .devices import Movable
-from .toeplitz import collect
-from .toeplitz import relative_shift
 
 
 class lazy:
@@ -32,6 +30,11 @@ class lazy:
         value = self.compute(instance)
         object.__setattr__(instance, self.compute.__name__, value)
         return value
+
+
+def known(number: torch.Tensor) -> Any:
+    """Return the number in a tensor of one element, or None while a compiler traces: then tensors hold no numbers."""
+    return None if torch.compiler.is_compiling() else number.item()
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,6 @@ class Positions(Movable):
         given_mask: `(batch|1, 1, query, key)` a mask made by the caller, which then replaces all of the above.
         token_types: `(batch, key)` the segment of each key, in an encoder whose scheme has terms for it; None else.
         query_types: `(batch, query)` the segment of each query, likewise.
-        room: how many more distances, further back than any key, tables are made for, so that the next steps can use them.
-        store: what earlier steps of decoding made for their distances (`kept`); None when nothing is kept.
         dtype: of angles and distances in formulas: float32, or float64 in a float64 model.
     """
 
@@ -75,8 +76,6 @@ class Positions(Movable):
     given_mask: torch.Tensor | None = None
     token_types: torch.Tensor | None = None
     query_types: torch.Tensor | None = None
-    room: int = 0
-    store: dict[Any, tuple[int, Any]] | None = None
     dtype: torch.dtype = torch.float32
 
     @property
@@ -121,45 +120,6 @@ class Positions(Movable):
         return int(self.distance.min()), int(self.distance.max())
 
     @lazy
-    def _met(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The distances that are met and the number of each pair's, where the caller's numbers leave wide gaps; None else."""
-        low, high = self.bounds
-        if self.contiguous or high - low < 2 * sum(self.distance.shape[1:]):
-            return None
-        return torch.unique(self.distance, return_inverse=True)
-
-    @lazy
-    def distances(self) -> torch.Tensor:
-        """All distances between the bounds, ascending, `(distances,)`: what a scheme makes one entry or vector for.
-
-        Before them come `room` more, which `attention.py` cuts off. Where the caller's numbers leave wide gaps, they are only
-        those that some query meets.
-        """
-        if self._met is not None:
-            return self._met[0]
-        low, high = self.bounds
-        return torch.arange(low - self.room, high + 1, device=self.query.device)
-
-    @lazy
-    def tight(self) -> "Positions":
-        """The same positions with tables for the distances of this pass alone."""
-        return replace(self, room=0, store=None) if self.store is not None else self
-
-    def kept(self, name: Any, make: Callable[[], Any]) -> Any:
-        """What follows from the distances and from weights: made now or, in decoding, by an earlier step.
-
-        Args:
-            name: of what is made, the same in each step.
-            make: makes it for `distances`.
-        """
-        if self.store is None:
-            return make()
-        furthest = self.bounds[0] - self.room
-        if self.store.get(name, (None, None))[0] != furthest:
-            self.store[name] = furthest, make()
-        return self.store[name][1]
-
-    @lazy
     def _made(self) -> dict[Callable[["Positions"], Any], Any]:
         return {}
 
@@ -168,44 +128,6 @@ class Positions(Movable):
         if make not in self._made:
             self._made[make] = make(self)
         return self._made[make]
-
-    @lazy
-    def _column(self) -> torch.Tensor:
-        """Index into `distances` of every pair, `(batch|1, query, key)`; unseen pairs are clamped to the ends."""
-        if self._met is not None:
-            return self._met[1]
-        low, high = self.bounds
-        return (self.distance - low).clamp(0, high - low)
-
-    def spread(self, per_distance: torch.Tensor) -> torch.Tensor:
-        """Lay numbers per distance out over query and key: `(heads, distances)` to `(batch|1, heads, query, key)`."""
-        queries, keys = self.query.shape[1], self.key.shape[1]
-        if not self.is_toeplitz:
-            return per_distance[:, self._column].transpose(0, 1)
-        future = queries + keys - 1 - per_distance.shape[-1]  # causal distances end at 0: the rest is never seen
-        return pad(per_distance, (0, future)).unfold(-1, keys, 1).flip(-2)[None]
-
-    def gather(self, scores: torch.Tensor) -> torch.Tensor:
-        """Pick every pair's distance from scores per query: `(batch, heads, query, distances)` to `(..., query, key)`."""
-        if self.is_toeplitz:
-            missing = self.key.shape[1] - scores.shape[-1]  # keys after the last query
-            scores = pad(scores, (0, missing)) if missing > 0 else scores
-            shifted = scores if scores.shape[-2] == 1 else relative_shift(scores)  # one query: a distance a key, in order
-            return shifted[..., : self.key.shape[1]]
-        return scores.gather(-1, self._column[:, None].expand(*scores.shape[:-1], -1))
-
-    def gather_keys(self, scores: torch.Tensor) -> torch.Tensor:
-        """Pick every pair's distance from scores per key: `(batch, heads, key, distances)` to `(..., query, key)`."""
-        column = self._column.transpose(-1, -2)[:, None]
-        return scores.gather(-1, column.expand(*scores.shape[:-1], -1)).transpose(-1, -2)
-
-    def collect(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """Sum what stands at one distance: `(batch, heads, query, key)` to `(batch, heads, query, distances)`."""
-        distances = self.distances.shape[0] - self.room
-        if self.is_toeplitz:
-            return collect(probabilities.flip(-2)).flip(-2)[..., :distances]
-        sums = probabilities.new_zeros(*probabilities.shape[:-1], distances)
-        return sums.scatter_add(-1, self._column[:, None].expand_as(probabilities), probabilities)
 
     @property
     def hides_more(self) -> bool:

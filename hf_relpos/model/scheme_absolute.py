@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .positions import known
 from .scheme_base import PositionScheme
 from .scheme_base import sinusoid
 
@@ -48,8 +49,8 @@ class LearnedAbsolute(PositionScheme):
         init.normal_(self.position_embeddings, std=std)
 
     def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:
-        first, last = (0, 0) if torch.compiler.is_compiling() else (int(in_document.min()), int(in_document.max()))
-        if first < 0 or last >= self.bound:
+        first, last = known(in_document.min()), known(in_document.max())
+        if first is not None and (first < 0 or last >= self.bound):
             raise ValueError(
                 f"position {first if first < 0 else last} is beyond the learned positions 0 to {self.bound - 1}: learned_absolute is bounded by "
                 f"max_position_embeddings={self.bound}; shorten the text or choose a relative scheme"

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from .position_tables import Distances
 from .positions import Positions
 from .scheme_terms import ScoreTerms
 
@@ -180,12 +181,8 @@ class PositionScheme(nn.Module):
         return hidden_states
 
     def prepare(self, positions: Positions) -> Any:
-        """Work without parameters that all layers of this scheme share in one forward pass."""
+        """Return what all layers of this scheme read when they encode queries and keys; no parameter may enter it."""
         return None
-
-    def for_layer(self, prepared: Any, attention: "LayerProjections") -> Any:
-        """What one layer makes of `prepared` with its own projections, `attention.q_proj` and `k_proj`."""
-        return prepared
 
     def encode_query(self, query: torch.Tensor, prepared: Any) -> torch.Tensor:
         """Encode queries `(batch, heads, query, head_dim)` before they meet the keys."""
@@ -199,8 +196,19 @@ class PositionScheme(nn.Module):
         """Last change of encoded queries and of all keys, cached ones included, `(batch, kv_heads, key, head_dim)`."""
         return query, key
 
-    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms | None:
-        """What is added to the scores of `query` and all keys, cached ones included."""
+    def prepare_distances(self, distances: Distances) -> Any:
+        """Return what all layers of this scheme read in `score_terms`; no parameter may enter it."""
+        return None
+
+    def for_layer(self, prepared: Any, attention: "LayerProjections") -> Any:
+        """Return what one layer makes of prepared distances with its own projections, `attention.q_proj` and `k_proj`."""
+        return prepared
+
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms | None:
+        """Return what is added to the scores at each of the distances; in decoding it serves many steps.
+
+        Terms that depend on more, on queries and keys or on who sees whom, are functions of these (`ScoreTerms.dense`).
+        """
         return None
 
 

@@ -10,6 +10,8 @@ from torch.nn.functional import silu
 from torch.nn.functional import softplus
 from transformers import initialization as init
 
+from .position_tables import Distances
+from .position_tables import DistanceTables
 from .positions import Positions
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
@@ -33,8 +35,8 @@ class LearnedBias(PositionScheme):
     def initialize(self, std: float) -> None:
         init.zeros_(self.bias)
 
-    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        column = positions.distances.clamp(-self.max_distance, 0 if self.causal else self.max_distance) + self.max_distance
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms:
+        column = distances.values.clamp(-self.max_distance, 0 if self.causal else self.max_distance) + self.max_distance
         return ScoreTerms(bias=self.bias.index_select(1, column))
 
 
@@ -89,10 +91,10 @@ class T5(PositionScheme):
     def query_gain(self) -> float:
         return 1.0 if self.scale_scores else self.head_dim**-0.5
 
-    def prepare(self, positions: Positions) -> torch.Tensor:
-        return t5_bucket(positions.distances, not self.causal, self.num_buckets, self.max_distance)
+    def prepare_distances(self, distances: Distances) -> torch.Tensor:
+        return t5_bucket(distances.values, not self.causal, self.num_buckets, self.max_distance)
 
-    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+    def score_terms(self, distances: Distances, prepared: torch.Tensor) -> ScoreTerms:
         return ScoreTerms(bias=self.bias.index_select(1, prepared))
 
 
@@ -133,14 +135,14 @@ class Alibi(PositionScheme):
         if self.learned:
             init.copy_(self.slope, alibi_slopes(self.heads, self.slopes == "geometric"))
 
-    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        fixed = self.slope if self.learned else alibi_slopes(self.heads, self.slopes == "geometric", positions.dtype)
-        slopes = fixed.to(positions.distances.device, positions.dtype)
-        bias = -slopes[:, None] * positions.distances.abs()
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms:
+        fixed = self.slope if self.learned else alibi_slopes(self.heads, self.slopes == "geometric", distances.dtype)
+        slopes = fixed.to(distances.device, distances.dtype)
+        bias = -slopes[:, None] * distances.values.abs()
         if not self.causal and self.sides == "split":
-            ahead = positions.distances > 0
+            ahead = distances.values > 0
             backward_head = torch.arange(self.heads, device=bias.device)[:, None] % 2 == 0
-            bias = bias.masked_fill(torch.where(backward_head, ahead, ~ahead & (positions.distances < 0)), -1e4)
+            bias = bias.masked_fill(torch.where(backward_head, ahead, ~ahead & (distances.values < 0)), -1e4)
         return ScoreTerms(bias=bias)
 
 
@@ -184,16 +186,16 @@ class Kerple(PositionScheme):
             exponent = name.endswith("p") and self.kernel == "power"
             init.copy_(learned, share.logit() if exponent else positive.expm1().log())
 
-    def _kernel(self, a: torch.Tensor, p: torch.Tensor, positions: Positions) -> torch.Tensor:
+    def _kernel(self, a: torch.Tensor, p: torch.Tensor, distances: Distances) -> torch.Tensor:
         """The kernel, at most 0, `(heads, distances)`, from what is learned, `(heads,)` each."""
-        a, p = (learned.to(positions.dtype)[:, None] for learned in (a, p))
-        distance = positions.distances.abs().to(positions.dtype)
+        a, p = (learned.to(distances.dtype)[:, None] for learned in (a, p))
+        distance = distances.values.abs().to(distances.dtype)
         if self.kernel == "log":
             return -softplus(p) * torch.log1p(softplus(a) * distance)
         return -softplus(a) * distance ** (2 * p.sigmoid())
 
-    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        bias = self._kernel(self.bias_a, self.bias_p, positions) if self.acts_as != "weight" else None
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms:
+        bias = self._kernel(self.bias_a, self.bias_p, distances) if self.acts_as != "weight" else None
         if self.acts_as == "bias":
             return ScoreTerms(bias=bias)
         return ScoreTerms(bias=bias, dense=self._weighed, learned_by_head=(self.weight_a, self.weight_p))
@@ -202,7 +204,8 @@ class Kerple(PositionScheme):
         self, positions: Positions, query: torch.Tensor, key: torch.Tensor, a: torch.Tensor, p: torch.Tensor
     ) -> torch.Tensor:
         """What the kernel as a weight changes the scores by: q . k (exp(kernel) - 1)."""
-        weight = positions.spread(self._kernel(a, p, positions).expm1())
+        tables = DistanceTables(positions)
+        weight = tables.spread(self._kernel(a, p, tables.distances).expm1())
         return (query * self.scale()) @ key.transpose(-1, -2) * weight.to(query.dtype)
 
 
@@ -217,13 +220,12 @@ class Sandwich(PositionScheme):
     source = "arXiv 2212.10356, section 6"
     size: int
 
-    def prepare(self, positions: Positions) -> torch.Tensor:
-        distances = positions.distances
-        angles = distances[:, None] * frequencies(self.size, 10000.0, distances.device, positions.dtype)
-        head = torch.arange(1, self.heads + 1, device=distances.device, dtype=positions.dtype)
+    def prepare_distances(self, distances: Distances) -> torch.Tensor:
+        angles = distances.values[:, None] * frequencies(self.size, 10000.0, distances.device, distances.dtype)
+        head = torch.arange(1, self.heads + 1, device=distances.device, dtype=distances.dtype)
         return self.heads / (8 * head[:, None]) * (angles.cos() - 1).sum(-1)
 
-    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+    def score_terms(self, distances: Distances, prepared: torch.Tensor) -> ScoreTerms:
         return ScoreTerms(bias=prepared)
 
 
@@ -277,8 +279,8 @@ class DynamicBias(PositionScheme):
             hidden = layer_norm(hidden, hidden.shape[-1:], weight, bias)
         return silu(hidden)
 
-    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        back = -positions.distances.to(positions.dtype)
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms:
+        back = -distances.values.to(distances.dtype)
         if self.log_distance:
             back = back.sign() * back.abs().log1p()
         with torch.autocast(back.device.type, enabled=False):  # numbers of positions stay in float32

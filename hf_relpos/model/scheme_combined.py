@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from .position_tables import Distances
 from .positions import Positions
 from .scheme_base import LayerProjections
 from .scheme_base import PositionScheme
@@ -60,25 +61,26 @@ class Combined(PositionScheme):
     def query_gain(self) -> float:
         return self.added.query_gain()
 
-    def prepare(self, positions: Positions) -> tuple[Any, Any]:
-        return self.rotary.call("prepare", positions), self.added.call("prepare", positions)
+    def prepare(self, positions: Positions) -> Any:
+        return self.rotary.call("prepare", positions)
 
-    def for_layer(self, prepared: tuple[Any, Any], attention: LayerProjections) -> tuple[Any, Any]:
-        return self.rotary.call("for_layer", prepared[0], attention), self.added.call("for_layer", prepared[1], attention)
+    def encode_query(self, query: torch.Tensor, prepared: Any) -> torch.Tensor:
+        return self.rotary.call("encode_query", query, prepared)
 
-    def encode_query(self, query: torch.Tensor, prepared: tuple[Any, Any]) -> torch.Tensor:
-        return self.rotary.call("encode_query", query, prepared[0])
+    def encode_key(self, key: torch.Tensor, prepared: Any) -> torch.Tensor:
+        return self.rotary.call("encode_key", key, prepared)
 
-    def encode_key(self, key: torch.Tensor, prepared: tuple[Any, Any]) -> torch.Tensor:
-        return self.rotary.call("encode_key", key, prepared[0])
+    def meet(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.rotary.call("meet", query, key, prepared)
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, prepared: tuple[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.rotary.call("meet", query, key, prepared[0])
+    def prepare_distances(self, distances: Distances) -> Any:
+        return self.added.call("prepare_distances", distances)
 
-    def score_terms(
-        self, positions: Positions, prepared: tuple[Any, Any], query: torch.Tensor, key: torch.Tensor
-    ) -> ScoreTerms | None:
-        return self.added.call("score_terms", positions, prepared[1], query, key)
+    def for_layer(self, prepared: Any, attention: LayerProjections) -> Any:
+        return self.added.call("for_layer", prepared, attention)
+
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms | None:
+        return self.added.call("score_terms", distances, prepared)
 
 
 @cache

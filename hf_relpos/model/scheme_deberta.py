@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import dropout
 from transformers import initialization as init
 
-from .positions import Positions
+from .position_tables import Distances
 from .scheme_base import LayerProjections
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
@@ -100,16 +100,16 @@ class Deberta(PositionScheme):
             distance = deberta_bucket(distance, self.num_buckets, self.max_distance)
         return (distance + self.span).clamp(0, 2 * self.span - 1)
 
-    def _span(self, positions: Positions) -> tuple[int, int]:
+    def _span(self, distances: Distances) -> tuple[int, int]:
         """The distances that have rows of their own: the others share those at the ends."""
-        low, high = (min(max(end, -self.max_distance), self.max_distance) for end in positions.bounds)
+        low, high = (min(max(end, -self.max_distance), self.max_distance) for end in (distances.low, distances.high))
         return low, high
 
-    def prepare(self, positions: Positions) -> dict[str, torch.Tensor]:
-        low, high = self._span(positions)
-        distances = torch.arange(low, high + 1, device=positions.query.device)
-        rows = {"key": self._rows(-distances)}
-        return rows | {"query": self._rows(distances) if self.p2c_index == "paper" else rows["key"]}
+    def prepare_distances(self, distances: Distances) -> dict[str, torch.Tensor]:
+        low, high = self._span(distances)
+        own = torch.arange(low, high + 1, device=distances.device)
+        rows = {"key": self._rows(-own)}
+        return rows | {"query": self._rows(own) if self.p2c_index == "paper" else rows["key"]}
 
     def for_layer(self, prepared: dict[str, torch.Tensor], attention: LayerProjections) -> dict[str, torch.Tensor]:
         """The vectors of the distances of the span, `(heads, distances, head_dim)`: keys for queries, and queries for keys."""
@@ -126,8 +126,6 @@ class Deberta(PositionScheme):
             vectors[name] = projected.repeat_interleave(shared, 0).index_select(1, prepared[name])
         return vectors
 
-    def score_terms(
-        self, positions: Positions, prepared: dict[str, torch.Tensor], query: torch.Tensor, key: torch.Tensor
-    ) -> ScoreTerms:
+    def score_terms(self, distances: Distances, prepared: dict[str, torch.Tensor]) -> ScoreTerms:
         keys, queries = prepared.get("key"), prepared.get("query")
-        return ScoreTerms(query_vectors=keys, key_vectors=queries, span=self._span(positions))
+        return ScoreTerms(query_vectors=keys, key_vectors=queries, span=self._span(distances))

@@ -7,7 +7,10 @@ from torch import nn
 from torch.nn.functional import pad
 from transformers import initialization as init
 
+from .position_tables import Distances
+from .position_tables import DistanceTables
 from .positions import Positions
+from .positions import known
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
 from .scheme_terms import Factors
@@ -38,7 +41,7 @@ class CoPE(PositionScheme):
     def initialize(self, std: float) -> None:
         init.zeros_(self.table)
 
-    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms:
         return ScoreTerms(dense=self._places, learned=(self.table,))
 
     def _places(self, positions: Positions, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -106,19 +109,16 @@ class Fire(PositionScheme):
             hidden = hidden if chosen is None else hidden * chosen
             return (output @ hidden.flatten(1)).unflatten(1, share.shape).transpose(0, 1)
 
-    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms:
         learned = (self.slope, self.threshold_factor, self.hidden_weight, self.hidden_bias, self.output_weight)
-        slope, factor, *network = (parameter.to(positions.dtype) for parameter in learned)
+        slope, factor, *network = (parameter.to(distances.dtype) for parameter in learned)
         threshold = (factor * self.threshold).abs()
-        low, high = positions.bounds
-        compiling = torch.compiler.is_compiling()
-        if not compiling and max(positions.room - low, high) <= float(threshold.detach()):
+        limit = known(threshold)
+        if limit is not None and max(-distances.low, distances.high) <= limit:
             # No query looks beyond L: then all divide by psi(L), and one number per distance says it all.
-            share = self._psi(positions.distances, slope) / (self._psi(threshold, slope) + 1e-6)
+            share = self._psi(distances.values, slope) / (self._psi(threshold, slope) + 1e-6)
             return ScoreTerms(bias=self._network(share[None, None], *network)[0, :, 0])
-        if compiling or not positions.is_toeplitz or query.shape[2] == 1:
-            return ScoreTerms(dense=self._pairs, learned=learned)
-        return ScoreTerms(factors=self._factors, learned=learned)
+        return ScoreTerms(dense=self._pairs, factors=self._factors, learned=learned)
 
     def _part(self, positions: Positions, slope: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         """What psi(distance) is multiplied by for each query, `(batch|1, query)`."""
@@ -139,7 +139,7 @@ class Fire(PositionScheme):
         X / psi(furthest) + Y with X and Y numbers per head and distance. What is left are a few units at a few distances.
         """
         slope, factor, weight, bias, output = (parameter.to(positions.dtype) for parameter in learned)
-        part, psi = self._part(positions, slope, factor), self._psi(positions.distances, slope)
+        part, psi = self._part(positions, slope, factor), self._psi(DistanceTables(positions).distances.values, slope)
         ends = torch.stack([part.amin(), part.amax()])[:, None] * psi  # (2, distances)
         on, at_other_end = (weight[:, None, None] * ends + bias[:, None, None] > 0).unbind(1)  # (units, distances)
         line, differ = (on & at_other_end).to(psi.dtype), on != at_other_end

@@ -11,6 +11,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .positions import Positions
+from .positions import known
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
 from .scheme_base import frequencies
@@ -162,7 +163,7 @@ class XPos(RoPE):
         query = self._every_channel(torch.exp((positions.query - middle)[..., None] * decay))
         distance = middle - torch.minimum(positions.key, last)  # keys beyond are never seen
         key = self._every_channel(torch.exp(distance[..., None] * decay))
-        span = None if torch.compiler.is_compiling() else int((last - first).max())
+        span = known((last - first).max())
         return *super().prepare(positions), query, key, span
 
     def meet(self, query: torch.Tensor, key: torch.Tensor, prepared: tuple[Any, ...]) -> Rotation:

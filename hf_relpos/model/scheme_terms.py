@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 
 from .devices import Movable
+from .position_tables import Distances
+from .position_tables import DistanceTables
 from .positions import Positions
 
 
@@ -56,8 +58,10 @@ class ScoreTerms(Movable):
         dense: for what no table says: a function of the positions, the queries and keys `(batch, heads, length, head_dim)`, and
             what is `learned`, that gives `(batch|1, heads, query, key)`, added to the scaled scores. It is asked for some heads
             and some queries at a time, with all keys that they see.
+        reads_types: whether `dense` is of token types, and so of no use in a pass without any.
         factors: for numbers per query and distance: a function of the positions and `learned` that gives them as `Factors`, added to
             the scaled scores; for positions that are `is_toeplitz`. It is asked for some queries at a time, and for all heads.
+            Beside `dense` it says the same, for less where many queries share distances (`for_pass`).
         learned: the parameters that `dense` or `factors` reads, so that blocks can be computed anew in the backward pass.
         learned_by_head: those of them that have an entry a head, `(heads, ...)`, which come last.
     """
@@ -70,6 +74,7 @@ class ScoreTerms(Movable):
     key_offset: torch.Tensor | None = None
     distance_offset: torch.Tensor | None = None
     dense: Callable[..., torch.Tensor] | None = None
+    reads_types: bool = False
     factors: Callable[..., Factors] | None = None
     learned: tuple[torch.Tensor, ...] = ()
     learned_by_head: tuple[torch.Tensor, ...] = ()
@@ -80,32 +85,41 @@ class ScoreTerms(Movable):
         vectors = (self.query_vectors, self.key_vectors, self.value_vectors, self.key_offset, self.distance_offset)
         return self.bias is not None and all(part is None for part in (*vectors, self.dense, self.factors))
 
+    def for_pass(self, positions: Positions, spare: int) -> "ScoreTerms":
+        """Return what one pass adds of terms that many passes share.
 
-def every_distance(terms: ScoreTerms, positions: Positions) -> ScoreTerms:
-    """The same terms with a vector for each of `positions.distances`."""
+        Args:
+            positions: of the pass.
+            spare: how many distances stand before those of the pass (`position_tables.py`).
+        """
+        names = ["bias"] if self.span else ["bias", "query_vectors", "key_vectors", "value_vectors"]
+        changed = {name: getattr(self, name)[:, spare:] for name in names if spare and getattr(self, name) is not None}
+        if self.reads_types and positions.token_types is None:
+            changed |= {"dense": None, "learned_by_head": ()}
+        if self.dense is not None and self.factors is not None:
+            shared = positions.is_toeplitz and positions.query.shape[1] > 1 and not torch.compiler.is_compiling()
+            changed["dense" if shared else "factors"] = None
+        return replace(self, **changed) if changed else self
+
+
+def every_distance(terms: ScoreTerms, distances: Distances) -> ScoreTerms:
+    """Return the same terms with a vector for each of the distances."""
     if terms.span is None:
         return terms
     low, high = terms.span
-    entry = positions.distances.clamp(low, high) - low
+    entry = distances.values.clamp(low, high) - low
     names = [name for name in ("query_vectors", "key_vectors", "value_vectors") if getattr(terms, name) is not None]
     return replace(terms, span=None, **{name: getattr(terms, name).index_select(1, entry) for name in names})
 
 
-def without_room(terms: ScoreTerms, room: int) -> ScoreTerms:
-    """The same terms without the first `room` distances."""
-    names = ["bias"] if terms.span else ["bias", "query_vectors", "key_vectors", "value_vectors"]
-    cut = {name: getattr(terms, name)[:, room:] for name in names if room and getattr(terms, name) is not None}
-    return replace(terms, **cut) if cut else terms
-
-
 def dense_bias(
-    terms: ScoreTerms, positions: Positions, query: torch.Tensor, key: torch.Tensor, scale: float
+    terms: ScoreTerms, tables: DistanceTables, query: torch.Tensor, key: torch.Tensor, scale: float
 ) -> torch.Tensor | None:
     """All that `terms` add to the scaled scores, as one tensor.
 
     Args:
         terms: what the scheme adds.
-        positions: which distance each pair has.
+        tables: lay what they say of distances out over queries and keys.
         query: `(batch, heads, query, head_dim)` without offsets.
         key: `(batch, heads, key, head_dim)`.
         scale: factor on products of vectors.
@@ -113,17 +127,17 @@ def dense_bias(
     Returns:
         `(batch|1, heads, query, key)` in the dtype of the query, or None when nothing is added.
     """
-    terms, parts = every_distance(terms, positions), []
+    terms, parts = every_distance(terms, tables.distances), []
     if terms.bias is not None:
-        parts.append(positions.spread(terms.bias))
+        parts.append(tables.spread(terms.bias))
     if terms.query_vectors is not None:
         offset = query if terms.distance_offset is None else query + terms.distance_offset[:, None].to(query.dtype)
         vectors = terms.query_vectors.to(query.dtype)
-        parts.append(positions.gather((offset * scale) @ vectors.transpose(-1, -2)))
+        parts.append(tables.gather((offset * scale) @ vectors.transpose(-1, -2)))
     if terms.key_vectors is not None:
-        parts.append(positions.gather_keys((key * scale) @ terms.key_vectors.to(key.dtype).transpose(-1, -2)))
+        parts.append(tables.gather_keys((key * scale) @ terms.key_vectors.to(key.dtype).transpose(-1, -2)))
     if terms.dense is not None:
-        parts.append(terms.dense(positions, query, key, *terms.learned, *terms.learned_by_head))
+        parts.append(terms.dense(tables.positions, query, key, *terms.learned, *terms.learned_by_head))
     if terms.factors is not None:
-        parts.append(positions.gather(terms.factors(positions, *terms.learned, *terms.learned_by_head).numbers()))
+        parts.append(tables.gather(terms.factors(tables.positions, *terms.learned, *terms.learned_by_head).numbers()))
     return sum(parts[1:], parts[0]).to(query.dtype) if parts else None

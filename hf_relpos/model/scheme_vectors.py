@@ -9,6 +9,7 @@ from torch.nn.functional import dropout
 from torch.nn.functional import pad
 from transformers import initialization as init
 
+from .position_tables import Distances
 from .positions import Positions
 from .scheme_base import Parameter
 from .scheme_base import PositionScheme
@@ -56,22 +57,22 @@ class Shaw(PositionScheme):
         for table in self.parameters():
             init.xavier_uniform_(table)
 
-    def _vectors(self, name: str, positions: Positions) -> torch.Tensor:
+    def _vectors(self, name: str, of: Distances) -> torch.Tensor:
         """The vectors of the keys or of the values, `(1, entries, head_dim)`, with zeros around them for `outside`."""
         if self.table == "learned":
             vectors = getattr(self, name, self.key_table)
         else:
-            distances = torch.arange(-self.max_distance, 1 + (0 if self.causal else self.max_distance))
-            vectors = sinusoid(distances.to(positions.query.device), self.head_dim, positions.dtype, interleaved=True)
+            distances = torch.arange(-self.max_distance, 1 + (0 if self.causal else self.max_distance), device=of.device)
+            vectors = sinusoid(distances, self.head_dim, of.dtype, interleaved=True)
         return (vectors if self.outside == "clamp" else pad(vectors, (0, 0, 1, 1)))[None]
 
-    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        vectors = self._vectors("key_table", positions)
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms:
+        vectors = self._vectors("key_table", distances)
         low = -self.max_distance - (self.outside == "zero")
         return ScoreTerms(
             query_vectors=vectors,
             key_vectors=vectors if self.meets == "both" else None,
-            value_vectors=self._vectors("value_table", positions) if self.values else None,
+            value_vectors=self._vectors("value_table", distances) if self.values else None,
             span=(low, low + vectors.shape[1] - 1),
         )
 
@@ -100,13 +101,13 @@ class TransformerXL(PositionScheme):
         init.normal_(self.key_offset, std=std)
         init.normal_(self.distance_offset, std=std)
 
-    def prepare(self, positions: Positions) -> torch.Tensor:
-        back = -positions.distances
+    def prepare_distances(self, distances: Distances) -> torch.Tensor:
+        back = -distances.values
         if self.clamp_len is not None:
             back = back.clamp(-self.clamp_len, self.clamp_len)
-        return dropout(sinusoid(back, self.hidden_size, positions.dtype), self.dropout, self.training)
+        return dropout(sinusoid(back, self.hidden_size, distances.dtype), self.dropout, self.training)
 
-    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+    def score_terms(self, distances: Distances, prepared: torch.Tensor) -> ScoreTerms:
         projected = self.distance_projection(prepared.to(self.key_offset.dtype))
         return ScoreTerms(
             query_vectors=projected.unflatten(-1, (self.heads, self.head_dim)).transpose(0, 1).contiguous(),
@@ -147,12 +148,12 @@ class XLNet(TransformerXL):
             init.normal_(self.segment_table, std=std)
             init.normal_(self.segment_offset, std=std)
 
-    def score_terms(self, positions: Positions, prepared: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
-        terms = super().score_terms(positions, prepared, query, key)
-        if positions.token_types is None or not self.has_segments:
+    def score_terms(self, distances: Distances, prepared: torch.Tensor) -> ScoreTerms:
+        terms = super().score_terms(distances, prepared)
+        if not self.has_segments:
             return terms
         by_head = (self.segment_table.transpose(0, 1), self.segment_offset)
-        return replace(terms, dense=self._segment_term, learned_by_head=by_head)
+        return replace(terms, dense=self._segment_term, reads_types=True, learned_by_head=by_head)
 
     def _segment_term(
         self, positions: Positions, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor, offset: torch.Tensor
@@ -185,5 +186,5 @@ class Music(PositionScheme):
     def initialize(self, std: float) -> None:
         init.normal_(self.table, std=self.head_dim**-0.5)
 
-    def score_terms(self, positions: Positions, prepared: Any, query: torch.Tensor, key: torch.Tensor) -> ScoreTerms:
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms:
         return ScoreTerms(query_vectors=pad(self.table, (0, 0, 1, 1)), span=(-self.max_distance, 1))

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from .positions import known
+
 
 class SegmentMemory(NamedTuple):
     """What a forward pass remembers (arXiv 1901.02860, section 3.2).
@@ -87,7 +89,7 @@ def check_memory(memory: SegmentMemory, batch: int, layers: int, slots: int, lik
         raise ValueError(
             f"memory.hidden has the dtype {memory.hidden.dtype}, the model computes in {like.dtype}: use memory.to(dtype)"
         )
-    if not torch.compiler.is_compiling() and not bool(((memory.length >= 0) & (memory.length <= slots)).all()):
+    if known(((memory.length >= 0) & (memory.length <= slots)).all()) is False:
         raise ValueError(f"memory.length must lie between 0 and mem_len={slots}, got {memory.length.tolist()}")
     return memory
 

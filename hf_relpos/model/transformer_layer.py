@@ -66,7 +66,7 @@ class RelPosLayer(GradientCheckpointingLayer):
             memory: what the layer remembers.
             targets: `(batch, predict, hidden_size)` the query stream, which asks the same keys by the same weights
                 (XLNet, arXiv 1906.08237, section 2.3). It stands by place, as reentrant checkpoints want it.
-            asking: the `positions`, `prepared` and `seen` of the query stream, in place of the content stream's.
+            asking: the `tables`, `prepared` and `seen` of the query stream, in place of the content stream's.
             kwargs: what the attention layer is given.
 
         Returns:

@@ -1,7 +1,6 @@
 """What all models share: weights and conventions, and a stack of embeddings, position schemes and layers."""
 
 from copy import deepcopy
-from functools import partial
 from typing import Any
 from typing import ClassVar
 
@@ -19,13 +18,12 @@ from .forward_keywords import check_keywords
 from .head_losses import check_labels
 from .head_losses import count_targets
 from .position_builder import build_positions
-from .position_builder import for_decoding
 from .position_documents import find_document_starts
 from .position_documents import whole_numbers
 from .position_ids_cache import remember_numbers
+from .position_tables import DistanceTables
 from .position_two_stream import QueryStream
 from .positions import Positions
-from .scheme_base import LayerProjections
 from .scheme_base import PositionScheme
 from .scheme_registry import build_schemes
 from .scheme_registry import layer_schemes
@@ -120,16 +118,12 @@ class RelPosPreTrainedModel(PreTrainedModel):
             positions = build_positions(
                 (1, length), like, causal=config.causal, window=window, cached=seen, memory_slots=slots
             )
-            prepared = stack.prepare(positions)
+            tables = DistanceTables(positions)
             named = zip(layer_schemes(config), stack.schemes_of_layers(), strict=True)
             for number, (scheme_name, scheme) in enumerate(named):
                 attention: Any = stack.layers[number].attention
-                shape: Any = (1, config.num_attention_heads, length, config.head_dim)
-                query = like.new_zeros(shape)
-                projections = LayerProjections(number, attention.q_proj, attention.k_proj)
-                given = scheme.call("for_layer", prepared[type(scheme)], projections)
-                terms = scheme.call("score_terms", positions, given, query, query)
-                found = {"layer": number, "scheme": scheme_name, "path": attention.path(terms, positions)}
+                path = attention.path(attention.score_terms(scheme.call, tables), positions)
+                found = {"layer": number, "scheme": scheme_name, "path": path}
                 plan.append({"stack": name or "model", **found})
         return plan
 
@@ -283,11 +277,13 @@ class RelPosStack(RelPosPreTrainedModel):
         gradient checkpointing sends no gradients through keywords. With a query stream of targets, its last hidden
         states `(batch, predict, hidden_size)` are returned.
         """
-        positions = for_decoding(positions, cache)
-        prepared = self.prepare(positions)
-        asked = {} if queries is None else self.prepare(queries.positions)
-        targets, asking = (None, None) if queries is None else (queries.states, queries.asking())
-        entered, home = [], hidden_states.device
+        tables, home = DistanceTables(positions, cache), hidden_states.device
+        prepared = self.prepare(tables)
+        targets, asked, asking = None, {}, None
+        if queries is not None:
+            targets, asking = queries.states, {"tables": DistanceTables(queries.positions), "seen": queries.seen}
+            asked = self.prepare(asking["tables"])
+        entered = []
         for index, (layer, scheme) in enumerate(zip(self.layers, self.schemes_of_layers(), strict=True)):
             entered.append(hidden_states.to(home))
             beside: tuple[Any, ...] = source
@@ -298,7 +294,7 @@ class RelPosStack(RelPosPreTrainedModel):
                 None if memory is None else memory.hidden[:, index],
                 *beside,
                 scheme=scheme.call,
-                positions=positions,
+                tables=tables,
                 prepared=prepared[type(scheme)],
                 cache=cache,
                 force_eager=force_eager,
@@ -313,14 +309,11 @@ class RelPosStack(RelPosPreTrainedModel):
         """The scheme of each layer."""
         return [self.position_schemes[index] for index in self.scheme_of_layer]
 
-    def prepare(self, positions: Positions) -> dict[type, Any]:
-        """What the layers of one scheme share in one pass, by the scheme's class."""
-        prepared: dict[type, Any] = {}
-        for scheme in self.position_schemes:
-            if type(scheme) not in prepared:
-                make = partial(scheme.call, "prepare", positions)
-                prepared[type(scheme)] = make() if scheme.encodes() else positions.kept(type(scheme), make)
-        return prepared
+    def prepare(self, tables: DistanceTables) -> dict[type, Any]:
+        """Return what the layers of one scheme share in one pass to encode queries and keys, by class; prepare distances too."""
+        schemes: dict[type, Any] = {type(scheme): scheme for scheme in self.position_schemes}
+        tables.prepare(schemes.values())
+        return {kind: scheme.call("prepare", tables.positions) for kind, scheme in schemes.items()}
 
     def _wants_attentions(self, kwargs: dict[str, Any]) -> bool:
         """Return whether probabilities are asked for, which only the eager path gives; refuse keywords that would be forgotten."""
