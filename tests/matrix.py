@@ -192,7 +192,7 @@ def visibility(
 
 
 def scheme_uses(config: Any) -> list[SchemeUse]:
-    """For each layer the row of its scheme, its parameters and the index of its weights."""
+    """For each layer the row of its scheme, its parameters and what names its weights."""
     names = config.position_scheme
     single = isinstance(names, str)
     names = [names] * config.num_hidden_layers if single else names
@@ -200,15 +200,14 @@ def scheme_uses(config: Any) -> list[SchemeUse]:
     def is_shared(name: str) -> bool:
         return config.share_positions == "model" or ROWS[name].embed is not None or scheme_class(name).serves_all_layers
 
-    owners = [names.index(name) if is_shared(name) else index for index, name in enumerate(names)]
-    kinds = sorted(set(owners), key=owners.index)
     uses = []
     for index, name in enumerate(names):
         given = config.position_parameters
         if not single:
             parts = name.split("+")
             given = {part: given.get(part, {}) for part in parts} if len(parts) > 1 else given.get(name, {})
-        uses.append(SchemeUse(ROWS[name], scheme_class(name).complete(given), kinds.index(owners[index])))
+        owner = "shared" if is_shared(name) else index
+        uses.append(SchemeUse(ROWS[name], scheme_class(name).complete(given), f"{owner}.{name}"))
     return uses
 
 

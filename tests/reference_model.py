@@ -17,7 +17,7 @@ class SchemeUse:
 
     row: Any
     parameters: dict[str, Any]
-    owner: int
+    owner: str
 
 
 def parts_of(weights: Weights, prefix: str) -> Weights:
@@ -73,9 +73,9 @@ def reference_model(
     if config.scale_embedding:
         hidden = hidden * math.sqrt(config.hidden_size)
     if uses[0].row.embed is not None:
-        hidden = hidden + uses[0].row.embed(parts_of(weights, "position_schemes.0."), position, config.hidden_size).to(
-            hidden.dtype
-        )
+        hidden = hidden + uses[0].row.embed(
+            parts_of(weights, f"position_schemes.{uses[0].owner}."), position, config.hidden_size
+        ).to(hidden.dtype)
     for index, use in enumerate(uses):
         own, eps = parts_of(weights, f"layers.{index}."), config.layer_norm_eps
         first, second = parts_of(own, "attention_norm."), parts_of(own, "mlp_norm.")

@@ -318,7 +318,7 @@ def test_registration_is_idempotent() -> None:
 def test_only_used_parameters_exist(given: Case) -> None:
     """No table of absolute positions where distances are used, and nothing for schemes without weights."""
     model = given.model()
-    names = {name.split(".", 2)[2] for name, _ in model.named_parameters() if name.startswith("position_schemes.")}
+    names = {name.split(".", 3)[3] for name, _ in model.named_parameters() if name.startswith("position_schemes.")}
     fixed = {"nope", "sinusoidal", "rope", "alibi"}
     assert ("position_embeddings" in names) == (given.scheme == "learned_absolute")
     assert not (names and given.scheme in fixed)

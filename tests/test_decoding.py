@@ -53,7 +53,7 @@ def test_steps_share_tables(case: Case, monkeypatch: pytest.MonkeyPatch) -> None
     plain = scheme.score_terms
     monkeypatch.setattr(scheme, "score_terms", lambda *given: made.append(given) or plain(*given))
     states, cache = decode(model, ids, [1] * 11)
-    layers = model.scheme_of_layer.count(0)
+    layers = model.position_schemes.of_layers.count(0)
     assert len(made) == layers * (1 + 3)  # the first token, and three groups of up to four behind it
     torch.testing.assert_close(states, model(ids, use_cache=False).last_hidden_state, **EXACT)
     cache.crop(-6)

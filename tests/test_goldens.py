@@ -165,7 +165,7 @@ def bert_weights(weights: dict[str, torch.Tensor], entries: int) -> dict[str, to
             for kind in ("weight", "bias"):
                 mapped[f"layers.{index}.{new}.{kind}"] = weights[f"encoder.layer.{index}.{old}.{kind}"]
         table = weights[f"encoder.layer.{index}.attention.self.distance_embedding.weight"]
-        mapped[f"position_schemes.{index}.key_table"] = table.flip(0)[:entries]
+        mapped[f"position_schemes.{index}.shaw.key_table"] = table.flip(0)[:entries]
     return mapped
 
 

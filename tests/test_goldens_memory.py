@@ -45,7 +45,7 @@ def mapped(weights: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Ten
     """The weights of both implementations under this package's names; the original shares u and v among the layers."""
     found = {"embed_tokens.weight": weights[f"{prefix}word_emb.emb_layers.0.weight"]}
     for index in range(2):
-        layer, scheme = f"{prefix}layers.{index}.", f"position_schemes.{index}."
+        layer, scheme = f"{prefix}layers.{index}.", f"position_schemes.{index}.transformer_xl."
         found |= {f"layers.{index}.{new}": weights[layer + old] for old, new in LAYER.items()}
         for part, piece in zip("qkv", weights[f"{layer}dec_attn.qkv_net.weight"].chunk(3), strict=True):
             found[f"layers.{index}.attention.{part}_proj.weight"] = piece

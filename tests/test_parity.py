@@ -170,7 +170,7 @@ def test_t5(causal: bool, buckets: int, furthest: int) -> None:
         (r"block\.\d+\.layer\.1\..*", ""),  # attention to an encoder
         (r"final_layer_norm\.weight", "norm.weight"),
     )
-    weights["position_schemes.0.bias"] = bias.T
+    weights["position_schemes.shared.t5.bias"] = bias.T
     kind, model = (RelPosDecoderConfig, RelPosDecoderModel) if causal else (RelPosEncoderConfig, RelPosEncoderModel)
     parameters = {"num_buckets": buckets, "max_distance": furthest}
     fields = {"norm_type": "rms_norm", "layer_norm_eps": 1e-6, "hidden_act": "relu", "share_positions": "model"}
@@ -187,7 +187,7 @@ def test_gpt2() -> None:
     weights = renamed(
         split_fused(given, "c_attn", 6, by_head=False),
         (r"transformer\.wte\.weight", "model.embed_tokens.weight"),
-        (r"transformer\.wpe\.weight", "model.position_schemes.0.position_embeddings"),
+        (r"transformer\.wpe\.weight", "model.position_schemes.shared.learned_absolute.position_embeddings"),
         (r"transformer\.h\.(\d+)\.attn\.c_proj\.(\w+)", r"model.layers.\1.attention.o_proj.\2"),
         (r"transformer\.h\.(\d+)\.attn\.(\w_proj\.\w+)", r"model.layers.\1.attention.\2"),
         (r"transformer\.h\.(\d+)\.ln_1\.(\w+)", r"model.layers.\1.attention_norm.\2"),

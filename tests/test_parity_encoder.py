@@ -32,7 +32,10 @@ def test_bert() -> None:
     weights = renamed(
         given,
         (r"bert\.embeddings\.word_embeddings\.weight", "model.embed_tokens.weight"),
-        (r"bert\.embeddings\.position_embeddings\.weight", "model.position_schemes.0.position_embeddings"),
+        (
+            r"bert\.embeddings\.position_embeddings\.weight",
+            "model.position_schemes.shared.learned_absolute.position_embeddings",
+        ),
         (r"bert\.embeddings\.token_type_embeddings\.weight", "model.embed_types.weight"),
         (r"bert\.embeddings\.LayerNorm\.(\w+)", r"model.embed_norm.\1"),
         (r"bert\.encoder\.layer\.(\d+)\.attention\.self\.(\w)\w+\.(\w+)", r"model.layers.\1.attention.\2_proj.\3"),

@@ -67,7 +67,7 @@ def t5_weights(given: Weights) -> Weights:
     biases = {}
     for side in ("encoder", "decoder"):
         bias = given.pop(f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight")
-        biases[f"model.{side}.position_schemes.0.bias"] = bias.T
+        biases[f"model.{side}.position_schemes.shared.t5.bias"] = bias.T
     return renamed(given, *T5_NAMES) | biases
 
 

@@ -168,17 +168,17 @@ def test_deberta_has_one_table() -> None:
         return {name: tuple(weight.shape) for name, weight in found}
 
     layered, single = weights(), weights(share_positions="model")
-    assert layered["0.table"] == single["0.table"] == (8, 24)
-    names = [f"0.{kind}_projections.{layer}.weight" for kind in ("key", "query") for layer in range(3)]
+    assert layered["shared.deberta.table"] == single["shared.deberta.table"] == (8, 24)
+    names = [f"shared.deberta.{kind}_projections.{layer}.weight" for kind in ("key", "query") for layer in range(3)]
     assert [name for name in layered if name.endswith("weight")] == names
     assert [name for name in single if name.endswith("weight")] == [names[0], names[3]]
     config = Case("encoder", ["rope", "deberta", "rope"], {}).config(num_hidden_layers=3)
     mixed = [name for name, _ in RelPosEncoderModel(config).position_schemes.named_parameters()]
     assert mixed == [
-        "1.table",
-        "1.key_projections.1.weight",
-        "1.query_projections.1.weight",
-        "1.query_projections.1.bias",
+        "shared.deberta.table",
+        "shared.deberta.key_projections.1.weight",
+        "shared.deberta.query_projections.1.weight",
+        "shared.deberta.query_projections.1.bias",
     ]
 
 

@@ -94,7 +94,10 @@ def test_every_scheme_has_a_config_file_for_each_family_that_takes_it():
         ({"position_scheme": "ropes"}, r"ropes"),
         ({"position_scheme": "alibi", "position_parameters": {"slope": 1}}, r"slope"),
         ({"config_overrides": SMALL | {"num_attention_heads": 3}}, r"num_attention_heads=3"),
-        ({"config_overrides": SMALL | {"hidden_sise": 3}}, r"RelPosDecoderConfig has no field 'hidden_sise'; one of"),
+        (
+            {"config_overrides": SMALL | {"hidden_sise": 3}},
+            r"RelPosDecoderConfig has no field 'hidden_sise'; did you mean 'hidden_size'",
+        ),
         ({"config_overrides": SMALL | {"hidden_size": "big"}}, r"'hidden_size' expected int, got str"),
         ({"config_overrides": SMALL | {"vocab_size": 5}}, r"vocab_size=5 is less than the tokenizer's 259 tokens"),
         ({"model_type": "relpos_decode"}, r"unknown model_type='relpos_decode'; one of \['relpos_decoder'"),
@@ -311,8 +314,15 @@ def test_a_trained_folder_is_gone_on_with(config, tmp_path):
     changed = prepare([config(), *start, "--config_overrides", "hidden_dropout=0.25", "--mem_len", "8"])
     assert changed.model.config.hidden_dropout == 0.25
     assert (changed.model.config.mem_len, changed.model.config.sliding_window) == (8, 9)
-    with pytest.raises(ValueError, match="has position_scheme='rope', the arguments ask for 'alibi'"):
-        prepare([config(), *start, "--position_scheme", "alibi"])
+    other = prepare([config(), *start, "--position_scheme", "t5"]).model.state_dict()
+    kept = job.model.state_dict()
+    assert {name for name in kept if name not in other or not torch.equal(kept[name], other[name])} == set()
+    assert {name for name in other if name not in kept} == {f"model.position_schemes.{layer}.t5.bias" for layer in range(2)}
+    with pytest.raises(
+        ValueError,
+        match="has hidden_size=16, norm_type='layer_norm', the arguments ask for hidden_size=48.* 'config_overrides: null'",
+    ):
+        prepare([config(), *start, "--config_overrides", "hidden_size=48,norm_type=rms_norm"])
 
 
 def test_a_torch_that_does_not_tell_computes_in_float32(monkeypatch) -> None:

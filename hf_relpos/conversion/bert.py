@@ -19,7 +19,7 @@ from hf_relpos.model.modeling_relpos import RelPosDecoderModel
 from hf_relpos.model.modeling_relpos import RelPosEncoderModel
 
 KINDS = {"absolute": "learned_absolute", "relative_key": "shaw", "relative_key_query": "shaw"}
-ABSOLUTE = "position_schemes.0.position_embeddings"
+ABSOLUTE = "position_schemes.shared.learned_absolute.position_embeddings"
 """The weight here of learned absolute positions."""
 LAYER_RULES = [
     move(r"embeddings\.word_embeddings\.weight", "embed_tokens.weight"),
@@ -89,7 +89,7 @@ def plan(settings: Settings, weights: Weights) -> Plan:
             return table.flip(0)[: furthest + 1] if causal else table.flip(0)
 
         table = r"encoder\.layer\.(\d+)\.attention\.self\.distance_embedding\.weight"
-        rules.append(move(table, r"position_schemes.\1.key_table", change=turn))
+        rules.append(move(table, r"position_schemes.\1.shaw.key_table", change=turn))
         rules.append(leave(absolute, f"position_embedding_type={kind!r} does not add absolute positions"))
     config = RelPosDecoderConfig(**fields, lm_head_dense=True, lm_head_bias=True) if causal else RelPosEncoderConfig(**fields)
     base = RelPosDecoderModel if causal else RelPosEncoderModel

@@ -19,15 +19,15 @@ NEW_HEAD = r"lm_predictions\.lm_head\."
 RULES = [
     *LAYER_RULES,
     move(r"embeddings\.embed_proj\.weight", "embed_projection.weight"),
-    move(r"encoder\.rel_embeddings\.weight", "position_schemes.0.table"),
-    move(r"encoder\.LayerNorm\.(\w+)", r"position_schemes.0.norm.\1"),
+    move(r"encoder\.rel_embeddings\.weight", "position_schemes.shared.deberta.table"),
+    move(r"encoder\.LayerNorm\.(\w+)", r"position_schemes.shared.deberta.norm.\1"),
     move(
         r"encoder\.layer\.(\d+)\.attention\.self\.pos_key_proj\.weight",
-        r"position_schemes.0.key_projections.\1.weight",
+        r"position_schemes.shared.deberta.key_projections.\1.weight",
     ),
     move(
         r"encoder\.layer\.(\d+)\.attention\.self\.pos_query_proj\.(\w+)",
-        r"position_schemes.0.query_projections.\1.\2",
+        r"position_schemes.shared.deberta.query_projections.\1.\2",
     ),
     leave(
         r"encoder\.layer\.\d+\.attention\.self\.pos_key_proj\.bias",

@@ -23,8 +23,9 @@ HEADS = leave(r"(classifier|classification_head|qa_outputs|lm_head)\..*", "a hea
 def plan(settings: Settings, weights: Weights) -> Plan:
     """RMS norms, unscaled scores, buckets of distances; those of the first block serve all, except in UMT5."""
     fields = _fields(settings)
+    owner = r"\1" if fields["share_positions"] == "layer" else "shared"
     if not any(".decoder.block." in f".{name}" for name in weights):
-        rules = [move(r"shared\.weight", "embed_tokens.weight"), *_stack_rules("encoder", ""), HEADS]
+        rules = [move(r"shared\.weight", "embed_tokens.weight"), *_stack_rules("encoder", owner, ""), HEADS]
         return Plan(RelPosEncoderConfig(**fields), RelPosEncoderModel, "transformer.", rules, encoder_heads()[1:2])
     config = RelPosSeq2SeqConfig(
         **fields,
@@ -34,8 +35,8 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     )
     rules = [
         move(r"shared\.weight", "encoder.embed_tokens.weight"),
-        *_stack_rules("encoder"),
-        *_stack_rules("decoder"),
+        *_stack_rules("encoder", owner),
+        *_stack_rules("decoder", owner),
     ]
     architectures = ("ForConditionalGeneration", "WithLMHeadModel")
     head = Head(RelPosSeq2SeqForConditionalGeneration, architectures, (move(r"lm_head\.weight", "lm_head.weight"),))
@@ -63,8 +64,8 @@ def _fields(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _stack_rules(stack: str, target: str | None = None) -> list[Rule]:
-    """Rules of one stack, to names within it or, by default, within an encoder-decoder."""
+def _stack_rules(stack: str, owner: str, target: str | None = None) -> list[Rule]:
+    """Rules of one stack, whose `owner` has the buckets, to names within it or, by default, within an encoder-decoder."""
     layer, last = rf"{stack}\.block\.(\d+)\.layer\.0\.", rf"{stack}\.block\.(\d+)\.layer\.{1 + (stack == 'decoder')}\."
     cross = rf"{stack}\.block\.(\d+)\.layer\.1\."
     here = f"{stack}." if target is None else target
@@ -73,7 +74,7 @@ def _stack_rules(stack: str, target: str | None = None) -> list[Rule]:
         move(layer + r"SelfAttention\.([qkvo])\.weight", r"layers.\1.attention.\2_proj.weight"),
         move(
             layer + r"SelfAttention\.relative_attention_bias\.weight",
-            r"position_schemes.\1.bias",
+            f"position_schemes.{owner}.t5.bias",
             change=lambda table: table.T,
         ),
         move(layer + r"layer_norm\.weight", r"layers.\1.attention_norm.weight"),

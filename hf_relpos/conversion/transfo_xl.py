@@ -30,9 +30,9 @@ LAYER_RULES = [
     move(r"layers\.(\d+)\.pos_ff\.CoreNet\.0\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
     move(r"layers\.(\d+)\.pos_ff\.CoreNet\.3\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
     move(r"layers\.(\d+)\.pos_ff\.layer_norm\.(\w+)", r"layers.\1.mlp_norm.\2"),
-    move(r"layers\.(\d+)\.dec_attn\.r_net\.weight", r"position_schemes.\1.distance_projection.weight"),
-    move(r"layers\.(\d+)\.dec_attn\.r_w_bias", r"position_schemes.\1.key_offset"),
-    move(r"layers\.(\d+)\.dec_attn\.r_r_bias", r"position_schemes.\1.distance_offset"),
+    move(r"layers\.(\d+)\.dec_attn\.r_net\.weight", r"position_schemes.\1.transformer_xl.distance_projection.weight"),
+    move(r"layers\.(\d+)\.dec_attn\.r_w_bias", r"position_schemes.\1.transformer_xl.key_offset"),
+    move(r"layers\.(\d+)\.dec_attn\.r_r_bias", r"position_schemes.\1.transformer_xl.distance_offset"),
     leave(r"pos_emb\.inv_freq", "follows from the configuration"),
     leave(r"crit\..*", "a head that the converted model does not have"),
 ]
@@ -44,8 +44,8 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     config = _config(settings)
     layers = range(config.num_hidden_layers)
     shared = [
-        move("r_w_bias", *(f"position_schemes.{index}.key_offset" for index in layers)),
-        move("r_r_bias", *(f"position_schemes.{index}.distance_offset" for index in layers)),
+        move("r_w_bias", *(f"position_schemes.{index}.transformer_xl.key_offset" for index in layers)),
+        move("r_r_bias", *(f"position_schemes.{index}.transformer_xl.distance_offset" for index in layers)),
     ]
     original = any(name.startswith("crit.") for name in weights) and any(name.startswith("layers.") for name in weights)
     borrowed = _borrowed(settings, weights)

@@ -25,12 +25,12 @@ RULES = [
     ),
     move(
         r"layer\.(\d+)\.rel_attn\.r",
-        r"position_schemes.\1.distance_projection.weight",
+        r"position_schemes.\1.xlnet.distance_projection.weight",
         change=lambda weight: weight.flatten(1).T,
     ),
     move(r"layer\.(\d+)\.rel_attn\.o", r"layers.\1.attention.o_proj.weight", change=lambda weight: weight.flatten(1)),
-    move(r"layer\.(\d+)\.rel_attn\.r_w_bias", r"position_schemes.\1.key_offset"),
-    move(r"layer\.(\d+)\.rel_attn\.r_r_bias", r"position_schemes.\1.distance_offset"),
+    move(r"layer\.(\d+)\.rel_attn\.r_w_bias", r"position_schemes.\1.xlnet.key_offset"),
+    move(r"layer\.(\d+)\.rel_attn\.r_r_bias", r"position_schemes.\1.xlnet.distance_offset"),
     move(r"layer\.(\d+)\.rel_attn\.layer_norm\.(\w+)", r"layers.\1.attention_norm.\2"),
     move(r"layer\.(\d+)\.ff\.layer_1\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
     move(r"layer\.(\d+)\.ff\.layer_2\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
@@ -39,8 +39,8 @@ RULES = [
 QUERY_STREAM = move(r"mask_emb", "mask_emb", change=lambda weight: weight.flatten())
 NO_QUERY_STREAM = leave(r"mask_emb", "only the query stream of pretraining begins with it")
 SEGMENTS = [
-    move(r"layer\.(\d+)\.rel_attn\.r_s_bias", r"position_schemes.\1.segment_offset"),
-    move(r"layer\.(\d+)\.rel_attn\.seg_embed", r"position_schemes.\1.segment_table"),
+    move(r"layer\.(\d+)\.rel_attn\.r_s_bias", r"position_schemes.\1.xlnet.segment_offset"),
+    move(r"layer\.(\d+)\.rel_attn\.seg_embed", r"position_schemes.\1.xlnet.segment_table"),
 ]
 NO_SEGMENTS = leave(r"layer\.\d+\.rel_attn\.(r_s_bias|seg_embed)", "a decoder here has no token types")
 LANGUAGE_MODEL = move(r"lm_loss\.(\w+)", r"lm_head.\1")

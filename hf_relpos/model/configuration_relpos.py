@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 from typing import ClassVar
 from typing import Literal
@@ -10,16 +9,17 @@ from typing import Literal
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.utils import logging
 
 from .adaptive_softmax import check_clusters
+from .configuration_changes import merge_fields
+from .configuration_checks import check_numbers
+from .configuration_checks import complete_heads
+from .configuration_checks import refuse_misspelled
 from .peft_targets import register_peft_targets
 from .scheme_registry import check_schemes
 from .scheme_registry import in_order
 from .scheme_registry import layer_schemes
 from .scheme_registry import scheme_class
-
-logger = logging.get_logger(__name__)
 
 
 def auto_map(family: str, heads: tuple[str, ...], suffix: str = "") -> dict[str, str]:
@@ -124,15 +124,10 @@ class RelPosConfig(PreTrainedConfig):
     classifier_dropout: float | int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
-            if (given := vars(self)[name]) < 1:
-                raise ValueError(f"{name}={given} must be at least 1")
-        for name in ("hidden_dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        check_numbers(vars(self))
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act={self.hidden_act!r} is unknown; the activations are: {', '.join(ACT2FN)}")
-        self._complete_heads()
+        complete_heads(self)
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
         if self.position_parameters is None:
@@ -140,7 +135,8 @@ class RelPosConfig(PreTrainedConfig):
         if self.parallel_residual and self.norm_position == "post":
             raise ValueError("parallel_residual=True needs norm_position='pre': both sub-layers read one normalised input")
         self._check_positions()
-        self._refuse_misspelled(kwargs)
+        foreign = {field.name for family in RelPosConfig.__subclasses__() for field in fields(family)}
+        refuse_misspelled(self, kwargs, foreign)
         kwargs.pop("auto_map", None)
         super().__post_init__(**kwargs)
         self.auto_map = dict(self.family_auto_map)
@@ -149,7 +145,7 @@ class RelPosConfig(PreTrainedConfig):
         """Complete what depends on the scheme, and refuse schemes, parameters and combinations without meaning."""
         self.position_scheme = in_order(self.position_scheme)
         if self.scale_embedding is None:
-            self.scale_embedding = self.position_scheme == "sinusoidal"
+            self.scale_embedding = any(scheme_class(name).scales_embeddings for name in layer_schemes(self))
         check_schemes(self)
 
     def stacks(self) -> tuple["RelPosConfig", ...]:
@@ -194,47 +190,14 @@ class RelPosConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Read what was saved; fields given beside it, as by `from_pretrained`, are checked and completed as new ones are."""
+        """Read what was saved; fields given beside it, as by `from_pretrained`, are checked and completed as new ones are.
+
+        So a saved field that was derived follows them: `head_dim` the number of heads, `sliding_window` the memory, and so on
+        (`configuration_changes.py`). With another `position_scheme`, the parameters of schemes that are left stay.
+        """
         own = {field.name for field in fields(cls)} - {field.name for field in fields(PreTrainedConfig)}
         given = {name: kwargs.pop(name) for name in own & kwargs.keys()}
-        if "mem_len" in given and config_dict.get("sliding_window") == config_dict.get("mem_len", 0) + 1:
-            given = {"sliding_window": "auto", **given}  # the default window follows the memory
-        return super().from_dict(config_dict | given, **kwargs)
-
-    def _refuse_misspelled(self, kwargs: dict[str, Any]) -> None:
-        """Refuse a keyword that is nearly a field, or one of another family; others are kept, as transformers does.
-
-        A saved file, which names the transformers that wrote it, must load again whatever was set before: there a warning does.
-        """
-        names = [field.name for field in fields(self)]
-        foreign = {field.name for family in RelPosConfig.__subclasses__() for field in fields(family)} - set(names)
-        for keyword, value in kwargs.items():
-            close = get_close_matches(keyword, names, n=2, cutoff=0.8)
-            if (close or value and keyword in foreign) and keyword not in names:
-                meant = (
-                    "it is one of another family" if keyword in foreign else f"did you mean {' or '.join(map(repr, close))}?"
-                )
-                message = f"unknown field {keyword!r} of {type(self).__name__}; {meant}"
-                if self.transformers_version is None:
-                    raise ValueError(message)
-                logger.warning(message)
-
-    def _complete_heads(self) -> None:
-        """Derive the head size and the number of key and value heads, or refuse numbers that do not divide."""
-        if self.head_dim is None:
-            if self.hidden_size % self.num_attention_heads:
-                divisors = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
-                raise ValueError(
-                    f"num_attention_heads={self.num_attention_heads} does not divide hidden_size={self.hidden_size}; "
-                    f"it may be one of {divisors}, or give head_dim"
-                )
-            self.head_dim = self.hidden_size // self.num_attention_heads
-        if self.num_key_value_heads is None:
-            self.num_key_value_heads = self.num_attention_heads
-        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_key_value_heads={self.num_key_value_heads} does not divide {self.num_attention_heads} heads"
-            )
+        return super().from_dict(merge_fields(cls, config_dict, given) if given else config_dict, **kwargs)
 
 
 @strict
@@ -270,11 +233,8 @@ class RelPosEncoderConfig(RelPosConfig):
     query_stream: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if self.mem_len < 0:
-            raise ValueError(f"mem_len={self.mem_len} must be 0 (no memory) or more")
-        if self.reuse_len is not None and (self.reuse_len < 1 or not self.mem_len):
-            reason = "needs a memory: mem_len=0" if not self.mem_len else "must be at least 1, or None for all tokens"
-            raise ValueError(f"reuse_len={self.reuse_len} {reason}")
+        if self.reuse_len is not None and not self.mem_len:
+            raise ValueError(f"reuse_len={self.reuse_len} needs a memory: mem_len=0")
         super().__post_init__(**kwargs)
         if self.query_stream:
             self.require_query_stream()
@@ -325,15 +285,10 @@ class RelPosDecoderConfig(RelPosConfig):
     div_val: int = 1
 
     def __post_init__(self, **kwargs: Any) -> None:
+        check_numbers(vars(self))
         check_clusters(self)
-        if self.mem_len < 0:
-            raise ValueError(f"mem_len={self.mem_len} must be 0 (no memory) or more")
         if self.sliding_window == "auto":
             self.sliding_window = self.mem_len + 1 if self.mem_len else None
-        if self.sliding_window is not None and self.sliding_window < 2:
-            raise ValueError(
-                f"sliding_window={self.sliding_window} must be at least 2 (the query and one key before it) or None"
-            )
         kind = "full_attention" if self.sliding_window is None else "sliding_attention"
         self.layer_types = [kind] * self.num_hidden_layers
         super().__post_init__(**kwargs)

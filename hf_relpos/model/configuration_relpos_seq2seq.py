@@ -70,8 +70,6 @@ class RelPosSeq2SeqConfig(RelPosConfig):
             kwargs.pop(name, None)
         if self.num_decoder_layers is None:
             self.num_decoder_layers = self.num_hidden_layers
-        if self.num_decoder_layers < 1:
-            raise ValueError(f"num_decoder_layers={self.num_decoder_layers} must be at least 1")
         if self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.bos_token_id if self.pad_token_id is None else self.pad_token_id
         super().__post_init__(**kwargs)

@@ -129,8 +129,8 @@ class MemoryGenerationMixin(GenerationMixin):
         cache = DynamicCache(config=config)
         if tokens:
             positions = build_positions((batch, tokens), like, causal=True, attention_mask=mask)
-            for index, layer in enumerate(self.model.layers):
-                scheme = self.model.position_schemes[self.model.scheme_of_layer[index]].call
+            for index, (layer, owner) in enumerate(zip(self.model.layers, self.model.schemes_of_layers(), strict=True)):
+                scheme = owner.call
                 context = memory.hidden[:, index, memory.slots - tokens :]
                 context = layer.attention_norm(context) if layer.pre_norm else context
                 key, value = layer.attention.project_context(context, scheme, scheme("prepare", positions))

@@ -25,6 +25,7 @@ class Sinusoidal(PositionScheme):
 
     refuses = {"memory": _MEMORY}
     acts_on_embeddings = True
+    scales_embeddings = True
     source = "arXiv 1706.03762, section 3.5"
 
     def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:

@@ -102,6 +102,8 @@ class PositionScheme(nn.Module):
     """Whether the scheme adds to the embeddings, once for the whole stack, instead of acting in each layer."""
     bounded: ClassVar[bool] = False
     """Whether there is no position beyond `max_position_embeddings`."""
+    scales_embeddings: ClassVar[bool] = False
+    """Whether the paper multiplies the embeddings by the root of their size."""
     serves_all_layers: ClassVar[bool] = False
     """Whether one instance serves all layers of this scheme, whatever `share_positions` says."""
     reads_token_types: ClassVar[bool] = False

@@ -89,6 +89,25 @@ def scheme_parameters(config: Any, name: str) -> dict[str, Any]:
     return scheme_class(name).complete(given)
 
 
+def carry_parameters(before: str | list[str], parameters: dict[str, Any], after: str | list[str]) -> dict[str, Any]:
+    """Return the `position_parameters` of a changed `position_scheme`: those of the schemes that it has kept.
+
+    Args:
+        before: the position_scheme of `parameters`.
+        parameters: its position_parameters.
+        after: the position_scheme in its place.
+    """
+
+    def alone(scheme: str | list[str]) -> str | None:
+        """Return the name of a scheme whose parameters are not mapped from names, if it is one."""
+        return scheme if isinstance(scheme, str) and len(parts_of(scheme)) == 1 else None
+
+    by_name = parameters if (single := alone(before)) is None else {single: parameters}
+    names = [part for name in ([after] if isinstance(after, str) else after) for part in parts_of(name)]
+    kept = {name: by_name[name] for name in dict.fromkeys(names) if name in by_name}
+    return kept if (single := alone(after)) is None else kept.get(single, {})
+
+
 def check_schemes(config: Any) -> None:
     """Refuse scheme names, parameters and combinations without meaning.
 
@@ -123,22 +142,6 @@ def check_schemes(config: Any) -> None:
 def build_scheme(config: Any, name: str) -> PositionScheme:
     """One scheme module of a configuration."""
     return scheme_class(name)(config, **scheme_parameters(config, name))
-
-
-def build_schemes(config: Any) -> tuple[list[PositionScheme], list[int]]:
-    """The schemes of a stack of layers, and for each layer the index of its own.
-
-    Layers of one scheme share an instance when `share_positions` or the scheme itself says so.
-    """
-    names = layer_schemes(config)
-
-    def shared(name: str) -> bool:
-        kind = scheme_class(name)
-        return config.share_positions == "model" or kind.acts_on_embeddings or kind.serves_all_layers
-
-    owners = [names.index(name) if shared(name) else index for index, name in enumerate(names)]
-    first = list(dict.fromkeys(owners))
-    return [build_scheme(config, names[index]) for index in first], [first.index(owner) for owner in owners]
 
 
 def probabilities_reason(config: Any) -> str | None:

@@ -25,16 +25,19 @@ from .position_tables import DistanceTables
 from .position_two_stream import QueryStream
 from .positions import Positions
 from .scheme_base import PositionScheme
-from .scheme_registry import build_schemes
+from .scheme_modules import PositionSchemes
 from .scheme_registry import layer_schemes
 from .scheme_registry import probabilities_reason
+from .scheme_registry import scheme_class
 from .segment_memory import SegmentMemory
 from .segment_memory import check_memory
 from .transformer_layer import RelPosLayer
 from .transformer_layer import make_norm
+from .weight_loading import WeightLoading
+from .weight_loading import rename_numbered
 
 
-class RelPosPreTrainedModel(PreTrainedModel):
+class RelPosPreTrainedModel(WeightLoading, PreTrainedModel):
     """Weights, backends and conventions that all models share."""
 
     config: RelPosConfig
@@ -156,8 +159,6 @@ class RelPosStack(RelPosPreTrainedModel):
     """Embeddings, position schemes and layers: what the encoder and the decoder share."""
 
     layer_class: type[RelPosLayer] = RelPosLayer
-    position_schemes: Any
-    """An `nn.ModuleList` of position schemes, whose type does not say what it holds."""
 
     def __init__(self, config: RelPosConfig) -> None:
         super().__init__(config)
@@ -172,16 +173,16 @@ class RelPosStack(RelPosPreTrainedModel):
         self.dropout = nn.Dropout(config.hidden_dropout)
         asks = getattr(config, "query_stream", False)
         self.mask_emb = nn.Parameter(torch.empty(config.hidden_size)) if asks else None
-        schemes, self.scheme_of_layer = build_schemes(config)
-        types = 0 if any(scheme.reads_token_types for scheme in schemes) else config.type_vocab_size
+        types = 0 if any(scheme_class(name).reads_token_types for name in layer_schemes(config)) else config.type_vocab_size
         self.embed_types = nn.Embedding(types, width) if types else None
-        self.position_schemes = nn.ModuleList(schemes)
+        self.position_schemes = PositionSchemes(config)
         layers = [self.layer_class(config, index) for index in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
-        for layer, index in zip(layers, self.scheme_of_layer, strict=True):
-            layer.set_init_gains(schemes[index].query_gain(), config.num_hidden_layers)
+        for layer, scheme in zip(layers, self.schemes_of_layers(), strict=True):
+            layer.set_init_gains(scheme.query_gain(), config.num_hidden_layers)
         self.norm = make_norm(config, config.hidden_size) if config.norm_position == "pre" else None
         self.gradient_checkpointing = False
+        self.register_load_state_dict_pre_hook(rename_numbered)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -307,7 +308,7 @@ class RelPosStack(RelPosPreTrainedModel):
 
     def schemes_of_layers(self) -> list[PositionScheme]:
         """The scheme of each layer."""
-        return [self.position_schemes[index] for index in self.scheme_of_layer]
+        return [self.position_schemes[index] for index in self.position_schemes.of_layers]
 
     def prepare(self, tables: DistanceTables) -> dict[type, Any]:
         """Return what the layers of one scheme share in one pass to encode queries and keys, by class; prepare distances too."""

@@ -1,6 +1,7 @@
 """From arguments to a model: a new one of a family, or a trained one to go on with."""
 
 import dataclasses
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -18,16 +19,23 @@ from transformers import PreTrainedTokenizerBase
 from hf_relpos.evaluation.language_model import position_bound
 from hf_relpos.training.arguments import ModelArguments
 
-# What may change when training goes on from a folder: fields that no weight and no learned behaviour hangs on.
-ADJUSTABLE = {
+# What may change when a model is trained further: fields that do not say what its weights are, but for those of positions. Tables
+# of a changed scheme begin anew, and the report of loading lists them.
+ADJUSTABLE = (
+    "position_scheme",
+    "position_parameters",
+    "share_positions",
     "mem_len",
+    "reuse_len",
     "sliding_window",
     "detach_memory",
     "hidden_dropout",
     "attention_dropout",
     "classifier_dropout",
-}
-
+    "attention_path",
+    "position_ids_mark_documents",
+    "use_cache",
+)
 
 # Tokens in a block of a new model.
 DEFAULT_BLOCK_SIZE = 256
@@ -50,14 +58,14 @@ def build_config(arguments: ModelArguments, block_size: int | None) -> PreTraine
     """The configuration that the arguments describe.
 
     Args:
-        arguments: a family and its fields, or a folder whose fields they must agree with.
+        arguments: a family and its fields, or a folder with fields in the place of its own.
         block_size: length of the training blocks, which a new model is made for; None leaves it to the model.
     """
     fields = arguments.config_fields()
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size={block_size} must be at least 1")
     if arguments.model_name_or_path:
-        return _adjusted(_load_config(arguments.model_name_or_path), fields, arguments.model_name_or_path)
+        return _load_config(arguments.model_name_or_path, fields)
     if arguments.model_type not in CONFIG_MAPPING:
         families = sorted(name for name in CONFIG_MAPPING if name.startswith("relpos"))
         raise ValueError(f"unknown model_type={arguments.model_type!r}; one of {families}, or another of transformers'")
@@ -114,28 +122,34 @@ def _generation_config(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerB
     )
 
 
-def _load_config(name: str) -> PreTrainedConfig:
+def _load_config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
+    """Read the configuration of a trained model, with fields in the place of its own, as `from_pretrained(name, **fields)` does.
+
+    Raises:
+        ValueError: there is no such model, or its weights fix one of the fields.
+    """
     try:
-        return AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name)
     except OSError as error:
         raise ValueError(f"model_name_or_path={name!r} is neither a model folder nor a model of the Hub") from error
-
-
-def _adjusted(config: PreTrainedConfig, fields: dict[str, Any], name: str) -> PreTrainedConfig:
     _refuse_unknown(fields, type(config))
-    changes = {field: value for field, value in fields.items() if getattr(config, field) != value}
-    for field in changes.keys() - ADJUSTABLE:
+    own = vars(config)
+    fixed = [field for field, value in fields.items() if own.get(field) != value and field not in ADJUSTABLE]
+    if fixed:
+        has, asked = (", ".join(f"{field}={values.get(field)!r}" for field in fixed) for values in (own, fields))
         raise ValueError(
-            f"{name} has {field}={getattr(config, field)!r}, the arguments ask for {changes[field]!r}; "
-            f"of a trained model only {sorted(ADJUSTABLE)} can be changed"
+            f"{name} has {has}, the arguments ask for {asked}: its weights fix that. Leave it out, where it stands in "
+            "config_overrides of the YAML file or of its base by 'config_overrides: null'. Of a trained model can be changed: "
+            f"{', '.join(ADJUSTABLE)}"
         )
-    if "mem_len" in changes and hasattr(config, "sliding_window"):
-        changes = {"sliding_window": "auto"} | changes  # the window follows the memory unless it is given
-    return type(config).from_dict(config.to_dict() | changes) if changes else config
+    return AutoConfig.from_pretrained(name, **fields)
 
 
 def _refuse_unknown(fields: dict[str, Any], family: type[PreTrainedConfig]) -> None:
     allowed = sorted(field.name for field in dataclasses.fields(family))
     for name in fields:
         if name not in allowed:
-            raise ValueError(f"{family.__name__} has no field {name!r}; one of {allowed}")
+            close = " or ".join(map(repr, get_close_matches(name, allowed)))
+            raise ValueError(
+                f"{family.__name__} has no field {name!r}; {f'did you mean {close}?' if close else f'one of {allowed}'}"
+            )

@@ -17,11 +17,13 @@ def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
         "decayed": all other matrices; "plain": what weight decay does not touch.
     """
     kinds: dict[str, list[nn.Parameter]] = {"matrices": [], "positions": [], "decayed": [], "plain": []}
+    # By attribute, not by class: a model may have brought its code along.
+    schemes = [module for module in model.modules() if getattr(module, "acts_on_embeddings", None) is False]
+    tables = {table for scheme in schemes for table in scheme.parameters(recurse=False)}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        owned = name.rpartition("position_schemes.")[2] if "position_schemes." in name else ""
-        if owned.replace(".added.", ".").count(".") == 1 and not owned.endswith("position_embeddings"):
+        if parameter in tables:
             kinds["positions"].append(parameter)
         elif "layers." in name and parameter.dim() == 2:
             kinds["matrices"].append(parameter)

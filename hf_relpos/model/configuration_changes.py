@@ -1,0 +1,50 @@
+"""Fields that are given beside a saved configuration: what follows from them follows anew."""
+
+from typing import Any
+
+from .scheme_registry import carry_parameters
+
+FOLLOWS: dict[str, tuple[str, ...]] = {
+    "head_dim": ("hidden_size", "num_attention_heads"),
+    "num_key_value_heads": ("num_attention_heads",),
+    "intermediate_size": ("hidden_size",),
+    "scale_embedding": ("position_scheme",),
+    "sliding_window": ("mem_len",),
+    "num_decoder_layers": ("num_hidden_layers",),
+    "decoder_start_token_id": ("pad_token_id", "bos_token_id"),
+    "encoder_position_scheme": ("position_scheme",),
+    "decoder_position_scheme": ("position_scheme",),
+    "encoder_position_parameters": ("position_scheme", "position_parameters", "encoder_position_scheme"),
+    "decoder_position_parameters": ("position_scheme", "position_parameters", "decoder_position_scheme"),
+}
+"""Fields that are derived when they are left out, each with those that it is derived from."""
+
+
+def merge_fields(kind: Any, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a saved configuration with others in their place.
+
+    A saved field that is what would have been derived counts as derived, and follows the given ones; any other stays as it was.
+    Parameters of position schemes stay with the schemes that the model still has.
+
+    Args:
+        kind: the class of the configuration.
+        saved: the fields of its file.
+        given: the fields that take their places.
+    """
+    own = {name: value for name, value in saved.items() if name in kind.__dataclass_fields__}
+    before = vars(kind(**own))
+    following = {name for name, sources in FOLLOWS.items() if name in own and not given.keys().isdisjoint(sources)}
+    kept = {name: value for name, value in saved.items() if name not in following or not _is_derived(kind, own, name)}
+    for side in ("", "encoder_", "decoder_"):
+        scheme, parameters = f"{side}position_scheme", f"{side}position_parameters"
+        if isinstance(given.get(scheme), str | list) and parameters in kept:
+            kept[parameters] = carry_parameters(before[scheme], before[parameters], given[scheme])
+    return kept | given
+
+
+def _is_derived(kind: Any, fields: dict[str, Any], name: str) -> bool:
+    """Return whether a field is as it would be if it had been left out."""
+    try:
+        return vars(kind(**{other: value for other, value in fields.items() if other != name}))[name] == fields[name]
+    except ValueError:
+        return False

@@ -1,0 +1,321 @@
+"""Trained models whose position scheme, or a field that others follow from, is another when they are loaded."""
+
+import itertools
+import json
+import logging
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from matrix import ROWS
+from matrix import SIZES
+from matrix import Case
+from matrix import cases
+from matrix import ids_of
+from matrix import sharpen
+from transformers import AutoConfig
+
+from hf_relpos import SCHEMES
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderForCausalLM
+from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosSeq2SeqConfig
+from hf_relpos import RelPosSeq2SeqForConditionalGeneration
+from hf_relpos.training.arguments import parse_arguments
+from hf_relpos.training.model_setup import build_config
+
+SAME_SIZE: dict[str, dict[str, Any]] = {"t5": {"num_buckets": 8, "max_distance": 10}, "learned_bias": {"max_distance": 7}}
+"""Parameters by which different schemes have tables of one shape and of one name in the scheme."""
+ONE_OF_EACH_KIND = ["rope", "t5", "transformer_xl", "fire", "cope", "learned_absolute", "rope+t5"]
+
+
+def parameters_of(scheme: str | list[str]) -> dict[str, Any]:
+    if isinstance(scheme, list):
+        return {part: parameters_of(part) for name in scheme for part in name.split("+")}
+    return SAME_SIZE.get(scheme) or ROWS[scheme].variants[0]
+
+
+def model_of(scheme: Any, **fields: Any) -> Any:
+    config = Case("decoder", scheme, parameters_of(scheme)).config(num_hidden_layers=3, **fields)
+    return sharpen(RelPosDecoderForCausalLM(config)).eval()
+
+
+def save(model: Any, folder: pathlib.Path) -> pathlib.Path:
+    """Save a model without the code that goes with it, which takes longer than all else."""
+    with mock.patch.object(type(model), "_auto_class", None), mock.patch.object(type(model.config), "_auto_class", None):
+        model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What transformers logs."""
+    logger = logging.getLogger("transformers")
+    with mock.patch.object(logger, "propagate", True), caplog.at_level(logging.WARNING):
+        yield caplog
+
+
+def position_weights(model: Any) -> set[str]:
+    return {name for name, _ in model.named_parameters() if "position_schemes." in name}
+
+
+def assert_kept_and_new(loaded: Any, report: dict[str, Any], before: dict[str, torch.Tensor], new: set[str]) -> None:
+    """All weights are those of before but the new ones, which are reported, filled and not what the folder had."""
+    after = loaded.state_dict()
+    assert report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]} == new
+    assert all(torch.equal(after[name], before[name]) for name in after.keys() - new)
+    assert all(torch.isfinite(after[name]).all() for name in new)
+
+
+def test_no_scheme_has_a_weight_of_the_name_of_another() -> None:
+    """Over all pairs of schemes in a model: names are disjoint, so nothing can be loaded from one into the other."""
+    names: dict[str, set[str]] = {}
+    for given in cases():
+        with torch.device("meta"):
+            names.setdefault(given.values[0].scheme, set()).update(position_weights(given.values[0].model()))
+    for one, other in itertools.combinations(names, 2):
+        assert names[one].isdisjoint(names[other]), (one, other)
+    own = {name.split(".")[3] for found in names.values() for name in found}
+    assert own.isdisjoint(SCHEMES), "a weight named like a scheme would hide an old name"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[pathlib.Path, Any]]:
+    """A folder and a model of each kind of scheme."""
+    root, models = tmp_path_factory.mktemp("kinds"), {scheme: model_of(scheme) for scheme in ONE_OF_EACH_KIND}
+    return {scheme: (save(model, root / scheme), model) for scheme, model in models.items()}
+
+
+@pytest.mark.parametrize("before, after", list(itertools.permutations(ONE_OF_EACH_KIND, 2)))
+def test_another_scheme_begins_anew(folders: dict[str, Any], before: str, after: str) -> None:
+    """All other weights are kept, and the model computes what they and its new positions give."""
+    folder, model = folders[before]
+    given = {"position_scheme": after, "position_parameters": parameters_of(after), "attn_implementation": "eager"}
+    loaded, report = RelPosDecoderForCausalLM.from_pretrained(folder, **given, output_loading_info=True)
+    assert loaded.config.position_scheme == after
+    assert_kept_and_new(loaded, report, model.state_dict(), position_weights(loaded))
+    assert report["unexpected_keys"] == position_weights(model)
+    same = RelPosDecoderForCausalLM(model_of(after).config).eval()
+    same.load_state_dict(loaded.state_dict())
+    assert torch.equal(loaded(ids_of()).logits, same(ids_of()).logits)
+
+
+def test_the_change_is_told_once(folders: dict[str, Any], logged: pytest.LogCaptureFixture) -> None:
+    """One message lists what is new and what of the folder is not used."""
+    RelPosDecoderForCausalLM.from_pretrained(folders["t5"][0], position_scheme="learned_bias")
+    (told,) = [message for message in logged.messages if "position_schemes" in message]
+    assert re.findall(r"position_schemes\.(\S+) +\| (\w+)", re.sub(r"\{0, 1, 2\}", "*", told)) == [
+        ("*.t5.bias", "UNEXPECTED"),
+        ("*.learned_bias.bias", "MISSING"),
+    ]
+
+
+def test_layers_keep_what_is_theirs(tmp_path: pathlib.Path) -> None:
+    """Of a list, layers whose scheme stays keep tables and parameters, also when others are added to it or leave it."""
+    model = model_of(["t5", "learned_bias", "t5"])
+    folder = save(model, tmp_path)
+    load = RelPosDecoderForCausalLM.from_pretrained
+    loaded, report = load(folder, position_scheme=["t5", "t5", "rope"], output_loading_info=True)
+    assert loaded.config.position_parameters == {"t5": SAME_SIZE["t5"]}
+    assert_kept_and_new(loaded, report, model.state_dict(), {"model.position_schemes.1.t5.bias"})
+    loaded, report = load(folder, position_scheme=["rope", "learned_bias", "t5"], output_loading_info=True)
+    assert_kept_and_new(loaded, report, model.state_dict(), set())
+    loaded, report = load(folder, position_scheme="t5", output_loading_info=True)
+    assert loaded.config.position_parameters == SAME_SIZE["t5"]
+    assert_kept_and_new(loaded, report, model.state_dict(), {"model.position_schemes.1.t5.bias"})
+
+
+def test_what_layers_share_is_not_what_one_owns(tmp_path: pathlib.Path) -> None:
+    model = model_of("t5")
+    folder = save(model, tmp_path)
+    loaded, report = RelPosDecoderForCausalLM.from_pretrained(folder, share_positions="model", output_loading_info=True)
+    assert_kept_and_new(loaded, report, model.state_dict(), {"model.position_schemes.shared.t5.bias"})
+
+
+def test_tables_of_another_size_begin_anew(tmp_path: pathlib.Path, logged: pytest.LogCaptureFixture) -> None:
+    """Of the same scheme too; a weight that is no position stays a refusal."""
+    model = model_of("shaw")
+    folder = save(model, tmp_path)
+    given = {"position_parameters": {"max_distance": 9, "values": False}}
+    loaded, report = RelPosDecoderForCausalLM.from_pretrained(folder, **given, output_loading_info=True)
+    assert_kept_and_new(loaded, report, model.state_dict(), position_weights(loaded))
+    assert len([message for message in logged.messages if "Reinit due to size mismatch" in message]) == 1
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        RelPosDecoderForCausalLM.from_pretrained(folder, vocab_size=40, **given)
+
+
+PARAMETERS: dict[str, tuple[Any, dict[str, Any], Any, dict[str, Any]]] = {
+    "one for another": ("t5", {"num_buckets": 8}, "alibi", {}),
+    "one stays": ("rope", {"rope_theta": 50.0}, "rope", {"rope_theta": 50.0}),
+    "joined": ("rope", {"rope_theta": 50.0}, "alibi+rope", {"rope": {"rope_theta": 50.0}}),
+    "parted": ("rope+t5", {"rope": {"rope_theta": 50.0}, "t5": {"num_buckets": 8}}, "t5", {"num_buckets": 8}),
+    "of some layers": ("rope", {"rope_theta": 50.0}, ["rope", "nope"], {"rope": {"rope_theta": 50.0}}),
+    "of all layers": (["rope", "t5"], {"rope": {"rope_theta": 50.0}, "t5": {"num_buckets": 8}}, "rope", {"rope_theta": 50.0}),
+}
+
+
+@pytest.mark.parametrize("before, parameters, after, wanted", PARAMETERS.values(), ids=PARAMETERS)
+def test_parameters_stay_with_their_scheme(
+    before: Any, parameters: dict[str, Any], after: Any, wanted: dict[str, Any]
+) -> None:
+    """Those of schemes that are left stay; those of the others go, instead of being refused."""
+    saved = RelPosDecoderConfig(**SIZES, position_scheme=before, position_parameters=parameters).to_dict()
+    assert RelPosDecoderConfig.from_dict(dict(saved), position_scheme=after).position_parameters == wanted
+    given = {"position_scheme": "shaw", "position_parameters": {"max_distance": 3}}
+    assert RelPosDecoderConfig.from_dict(dict(saved), **given).position_parameters == {"max_distance": 3}
+
+
+FOLLOWING: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "window": (RelPosDecoderConfig, {"mem_len": 8}, {"mem_len": 4}, {"sliding_window": 5}),
+    "window of its own": (RelPosDecoderConfig, {"mem_len": 8, "sliding_window": 6}, {"mem_len": 4}, {"sliding_window": 6}),
+    "no window": (RelPosDecoderConfig, {"mem_len": 8, "sliding_window": None}, {"mem_len": 4}, {"sliding_window": None}),
+    "heads": (RelPosDecoderConfig, {}, {"num_attention_heads": 6}, {"head_dim": 4, "num_key_value_heads": 6}),
+    "a head of its own size": (RelPosDecoderConfig, {"head_dim": 10}, {"num_attention_heads": 6}, {"head_dim": 10}),
+    "fewer keys": (RelPosDecoderConfig, {"num_key_value_heads": 1}, {"num_attention_heads": 6}, {"num_key_value_heads": 1}),
+    "width": (
+        RelPosDecoderConfig,
+        {"intermediate_size": None},
+        {"hidden_size": 48},
+        {"head_dim": 16, "intermediate_size": 192},
+    ),
+    "an inner width of its own": (RelPosDecoderConfig, {}, {"hidden_size": 48}, {"intermediate_size": 28}),
+    "scaled": (RelPosDecoderConfig, {}, {"position_scheme": "sinusoidal"}, {"scale_embedding": True}),
+    "not scaled": (
+        RelPosEncoderConfig,
+        {"position_scheme": "sinusoidal"},
+        {"position_scheme": "t5"},
+        {"scale_embedding": False},
+    ),
+    "scaled on purpose": (
+        RelPosDecoderConfig,
+        {"scale_embedding": True},
+        {"position_scheme": "t5"},
+        {"scale_embedding": True},
+    ),
+    "kinds of layers": (RelPosDecoderConfig, {"mem_len": 4}, {"num_hidden_layers": 1}, {"layer_types": ["sliding_attention"]}),
+    "depth": (RelPosSeq2SeqConfig, {}, {"num_hidden_layers": 5}, {"num_decoder_layers": 5}),
+    "a depth of its own": (
+        RelPosSeq2SeqConfig,
+        {"num_decoder_layers": 3},
+        {"num_hidden_layers": 5},
+        {"num_decoder_layers": 3},
+    ),
+    "first token": (RelPosSeq2SeqConfig, {}, {"pad_token_id": 3}, {"decoder_start_token_id": 3}),
+    "both stacks": (
+        RelPosSeq2SeqConfig,
+        {"position_scheme": "t5", "position_parameters": {"num_buckets": 8}},
+        {"position_scheme": "alibi"},
+        {"encoder_position_scheme": "alibi", "decoder_position_scheme": "alibi", "encoder_position_parameters": {}},
+    ),
+    "one stack": (
+        RelPosSeq2SeqConfig,
+        {"position_scheme": "t5", "position_parameters": {"num_buckets": 8}, "decoder_position_scheme": "rope"},
+        {"position_scheme": "alibi"},
+        {"encoder_position_scheme": "alibi", "decoder_position_scheme": "rope", "encoder_position_parameters": {}},
+    ),
+    "a stack of its own": (
+        RelPosSeq2SeqConfig,
+        {"position_scheme": "t5", "position_parameters": {"num_buckets": 8}},
+        {"encoder_position_scheme": "alibi"},
+        {"decoder_position_parameters": {"num_buckets": 8}, "encoder_position_parameters": {}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind, saved, given, wanted", FOLLOWING.values(), ids=FOLLOWING)
+def test_what_follows_from_a_field_follows_anew(kind: Any, saved: dict[str, Any], given: dict[str, Any], wanted: Any) -> None:
+    """A field that was derived when the folder was saved follows what is given at loading; one that was chosen stays."""
+    file = json.loads(kind(**SIZES | saved).to_json_string())
+    found = kind.from_dict(file, **given)
+    assert {name: getattr(found, name) for name in wanted} == wanted
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
+    "keys of heads": (
+        RelPosDecoderConfig,
+        {"num_attention_heads": 6, "num_key_value_heads": 2},
+        {"num_attention_heads": 3},
+        "=2 does not divide 3 ",
+    ),
+    "width of heads": (RelPosDecoderConfig, {}, {"num_attention_heads": 5}, "does not divide hidden_size=24"),
+    "layers of a list": (
+        RelPosDecoderConfig,
+        {"position_scheme": ["t5", "rope"]},
+        {"num_hidden_layers": 3},
+        "lists 2 schemes",
+    ),
+    "memory": (RelPosDecoderConfig, {"mem_len": 4}, {"position_scheme": "sinusoidal"}, "is refused for mem_len=4"),
+    "memory of overlaps": (RelPosEncoderConfig, {"mem_len": 4, "reuse_len": 2}, {"mem_len": 0}, "reuse_len=2 needs a memory"),
+    "clusters": (RelPosDecoderConfig, {"cutoffs": [30]}, {"vocab_size": 20}, r"cutoffs=\[30\] must rise"),
+    "query stream": (
+        RelPosEncoderConfig,
+        {"query_stream": True},
+        {"position_scheme": "sinusoidal"},
+        "refused for a query stream",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind, saved, given, reason", REFUSED.values(), ids=REFUSED)
+def test_what_does_not_go_together_is_refused(kind: Any, saved: dict[str, Any], given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        kind.from_dict(kind(**SIZES | saved).to_dict(), **given)
+
+
+def test_stacks_of_an_encoder_decoder(tmp_path: pathlib.Path) -> None:
+    """The stack whose scheme stays keeps its tables."""
+    fields = {"position_scheme": "t5", "position_parameters": SAME_SIZE["t5"]}
+    model = sharpen(RelPosSeq2SeqForConditionalGeneration(RelPosSeq2SeqConfig(**SIZES | fields)))
+    given = {"decoder_position_scheme": "learned_bias", "decoder_position_parameters": SAME_SIZE["learned_bias"]}
+    kind = RelPosSeq2SeqForConditionalGeneration
+    loaded, report = kind.from_pretrained(save(model, tmp_path), **given, output_loading_info=True)
+    new = {f"model.decoder.position_schemes.{layer}.learned_bias.bias" for layer in range(2)}
+    assert_kept_and_new(loaded, report, model.state_dict(), new)
+
+
+CHANGES: dict[str, list[str]] = {
+    "scheme": ["--position_scheme", "alibi"],
+    "layers": ["--position_scheme", '["rope", "rope", "t5"]'],
+    "parameters": ["--position_parameters", '{"t5": {"num_buckets": 6}}'],
+    "owner": ["--share_positions", "model"],
+    "memory": ["--mem_len", "6"],
+}
+
+
+@pytest.mark.parametrize("words", CHANGES.values(), ids=CHANGES)
+def test_training_goes_on_from_what_from_pretrained_loads(folders: dict[str, Any], words: list[str]) -> None:
+    """One policy: the arguments of train_lm.py make the configuration that `from_pretrained` makes of the same fields."""
+    folder, _ = folders["rope+t5"]
+    arguments, *_ = parse_arguments(["--model_name_or_path", str(folder), *words])
+    wanted = AutoConfig.from_pretrained(folder, **arguments.config_fields())
+    found = build_config(arguments, None)
+    assert found.to_dict() == wanted.to_dict()
+    assert found.to_dict() != AutoConfig.from_pretrained(folder).to_dict()
+
+
+def numbered(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights under the names of version 0.1.0: the schemes of a stack were numbered in the order of its layers."""
+    names = [name.split("position_schemes.")[1].split(".") for name in state if "position_schemes." in name]
+    places = list(dict.fromkeys(".".join(parts[:2]) for parts in names))
+    old = {f"position_schemes.{place}.": f"position_schemes.{number}." for number, place in enumerate(places)}
+    return {
+        next((name.replace(today, before) for today, before in old.items() if today in name), name): weight
+        for name, weight in state.items()
+    }
+
+
+@pytest.mark.parametrize("scheme", ["t5", ["t5", "rope+t5", "shaw"]], ids=str)
+def test_a_checkpoint_with_old_names_resumes(scheme: Any) -> None:
+    """Trainer resumes by `load_state_dict`, which finds old names too, in the order in which the optimizer's state had them."""
+    model = model_of(scheme)
+    state, old = model.state_dict(), numbered(model.state_dict())
+    assert not position_weights(model) & old.keys()
+    layers = [name.split("position_schemes.")[1].split(".")[0] for name in old if "position_schemes." in name]
+    assert layers == sorted(layers)
+    other = RelPosDecoderForCausalLM(model.config)
+    other.load_state_dict(old)
+    assert all(torch.equal(weight, state[name]) for name, weight in other.state_dict().items())
