@@ -17,8 +17,10 @@ from transformers import AutoModelForQuestionAnswering
 from transformers import AutoModelForSeq2SeqLM
 from transformers import AutoModelForSequenceClassification
 from transformers import AutoModelForTokenClassification
+from transformers import AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from .data.tokenizers import RelPosTokenizer
 from .model.configuration_relpos import RelPosDecoderConfig
 from .model.configuration_relpos import RelPosEncoderConfig
 from .model.configuration_relpos_seq2seq import RelPosSeq2SeqConfig
@@ -108,6 +110,7 @@ def _register() -> None:
     for config, models in families.items():
         AutoConfig.register(config.model_type, config, exist_ok=True)
         config.register_for_auto_class()
+        AutoTokenizer.register(config, RelPosTokenizer, exist_ok=True)
         for auto, model in models.items():
             auto.register(config, model, exist_ok=True)
             model.register_for_auto_class(auto.__name__)

@@ -1,5 +1,8 @@
 """Tokenizers: any text comes back unchanged, and the saved folder is an ordinary one."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import example
 from hypothesis import given
@@ -75,3 +78,46 @@ def test_tokens_around_a_document_fall_back():
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="none of bos_token_id, eos_token_id, cls_token_id"):
         start_token_id(tokenizer)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["byte", "bpe"])
+def test_a_pair_of_texts_has_a_separator(tokenizer, tmp_path):
+    first, second = "the cat", "sat"
+    for one in (tokenizer, saved(tokenizer, tmp_path)):
+        found = one(first, second, return_token_type_ids=True)
+        ids = [*one(first)["input_ids"], one.sep_token_id, *one(second)["input_ids"]]
+        assert found["input_ids"] == ids and one.sep_token_id == one.eos_token_id
+        assert found["token_type_ids"] == [int(side == 1) for side in found.sequence_ids()]
+        assert one.decode(one(first)["input_ids"]) == first
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["byte", "bpe"])
+def test_words_given_apart_keep_their_spaces(tokenizer, tmp_path):
+    words = ["the", "", "cat", " sat", "\n", "\xe9migr\xe9"]
+    text = "the cat sat\n \xe9migr\xe9"
+    for one in (tokenizer, saved(tokenizer, tmp_path)):
+        found = one(words, is_split_into_words=True, return_offsets_mapping=True)
+        assert one.decode(found["input_ids"]) == text and found["input_ids"] == one(text)["input_ids"]
+        assert {word for word in found.word_ids() if word is not None} == {0, 2, 3, 4, 5}
+        for word, (start, end) in zip(found.word_ids(), found["offset_mapping"], strict=True):
+            assert 0 <= start <= end <= len(words[word])
+        last = [offset for word, offset in zip(found.word_ids(), found["offset_mapping"], strict=True) if word == 5]
+        assert last[0][0] == 0 and last[-1][1] == len(words[5])
+        both = one([words, ["a", "b"]], [["the"], ["cat", "sat"]], is_split_into_words=True, return_offsets_mapping=True)
+        assert one.batch_decode(both["input_ids"], skip_special_tokens=True) == [f"{text}the", "a bcat sat"]
+        cut = one(words, is_split_into_words=True, max_length=4, truncation=True, return_overflowing_tokens=True)
+        assert one.decode(sum(cut["input_ids"], [])) == text
+        assert one(words)["input_ids"] == [one(word)["input_ids"] for word in words]
+
+
+def saved(tokenizer, folder):
+    tokenizer.save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_a_saved_tokenizer_loads_without_this_package(tmp_path):
+    BYTES.save_pretrained(tmp_path)
+    script = "import sys; from transformers import AutoTokenizer; found = AutoTokenizer.from_pretrained(sys.argv[1]); "
+    script += "print(found('a', 'b')['input_ids'], 'hf_relpos' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[97, 256, 98] False"

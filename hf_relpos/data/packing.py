@@ -3,13 +3,18 @@
 A document is its start token and its tokens. `reset_mask` is 1 on the start token, so that a model can keep documents
 apart; `shift_labels` holds the token to be predicted at each place, across the ends of blocks, so that no target is
 lost; `labels` are the same tokens in place, as transformers has them. -100 marks padding and nothing else.
+
+Text passes through in parts of about a megabyte, so that memory does not grow with it.
 """
 
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from datasets import Dataset
 from datasets import IterableDataset
@@ -17,12 +22,16 @@ from transformers import DataCollatorForLanguageModeling
 from transformers import PreTrainedTokenizerBase
 from transformers import default_data_collator
 
+from hf_relpos.data.tables import cached_table
 from hf_relpos.data.tokenizers import end_token_id
 from hf_relpos.data.tokenizers import pad_token_id
-from hf_relpos.data.tokenizers import start_token_id
+from hf_relpos.data.tokenizing import TokenPart
+from hf_relpos.data.tokenizing import tokenize_documents
+from hf_relpos.data.tokenizing import tokenize_rows
+from hf_relpos.data.tokenizing import tokenizer_key
 
 IGNORED = -100
-TOKENIZING: dict[str, Any] = {"input_columns": "text", "batched": True, "batch_size": 100, "remove_columns": ["text"]}
+Columns = dict[str, np.ndarray]
 
 
 def pack(
@@ -32,45 +41,68 @@ def pack(
     keep_tail: bool = False,
     num_proc: int | None = None,
 ) -> Dataset:
-    """Tokenize documents and cut them into blocks.
+    """Tokenize documents and cut them into blocks, or take them from the cache of `datasets`.
 
     Args:
-        documents: rows with a column `text`.
+        documents: rows with a column `text`, and perhaps `continues`, as `Documents` has them.
         tokenizer: gives the tokens, and the tokens around a document.
         block_size: tokens in a block.
         keep_tail: pad the last block, for evaluation, instead of dropping what does not fill one, for training.
         num_proc: processes that tokenize.
 
     Returns:
-        Rows `input_ids`, `labels`, `shift_labels`, `reset_mask`, and `attention_mask` if there is padding. No token
-        stands in two blocks.
+        Rows `input_ids`, `labels`, `shift_labels`, `reset_mask`, and `attention_mask` if there is padding, mapped into memory.
+        No token stands in two blocks.
+
+    Raises:
+        ValueError: the text to train on has fewer tokens than a block.
     """
-    tokenize = partial(_tokenize, tokenizer=tokenizer)
-    rows = documents.map(tokenize, desc="Tokenizing", num_proc=num_proc, **TOKENIZING).with_format("numpy")
-    tokens = list(rows["input_ids"])
-    found = sum(map(len, tokens))
-    if not keep_tail and found < block_size:
-        raise ValueError(f"{found} tokens found, fewer than one block (block_size={block_size})")
     padding = pad_token_id(tokenizer) if keep_tail else None
-    columns = cut_blocks(tokens, block_size, end_token_id(tokenizer), padding)
-    return Dataset.from_dict(columns).with_format("torch")
+    key = [documents._fingerprint, tokenizer_key(tokenizer), block_size, keep_tail]
+    # Half the size on the disk, where that holds all tokens.
+    token = pa.int16() if len(tokenizer) < np.iinfo(np.int16).max else pa.int32()
+    schema = pa.schema({name: pa.list_(token) for name in ("input_ids", "labels", "shift_labels")})
+    for name in ("reset_mask", "attention_mask"):
+        schema = schema.append(pa.field(name, pa.list_(pa.int8())))
+
+    def batches(facts: dict[str, int]) -> Iterator[pa.RecordBatch]:
+        facts |= {"tokens": 0, "padding": 0}
+        parts = tokenize_documents(documents, tokenizer, num_proc)
+        for columns in cut_parts(_count(parts, facts), block_size, end_token_id(tokenizer), padding):
+            facts["padding"] += int((columns["attention_mask"] == 0).sum())
+            yield pa.record_batch([_lists(columns[field.name], field.type) for field in schema], schema=schema)
+
+    blocks, facts = cached_table("blocks", key, schema, batches)
+    if not len(blocks):
+        raise ValueError(f"{facts['tokens']} tokens found, fewer than one block (block_size={block_size})")
+    return (blocks if facts["padding"] else blocks.remove_columns("attention_mask")).with_format("torch")
+
+
+def _count(parts: Iterable[TokenPart], facts: dict[str, int]) -> Iterator[TokenPart]:
+    for part in parts:
+        facts["tokens"] += len(part.tokens)
+        yield part
+
+
+def _lists(rows: np.ndarray, kind: pa.ListType) -> pa.Array:
+    count, size = rows.shape
+    offsets = np.arange(count + 1, dtype=np.int32) * size
+    return pa.ListArray.from_arrays(offsets, pa.array(rows.ravel(), kind.value_type), type=kind)
 
 
 def pack_stream(documents: IterableDataset, tokenizer: PreTrainedTokenizerBase, block_size: int) -> IterableDataset:
-    """The same for streamed training text; what does not fill a block is dropped of every thousand documents."""
-    cut = partial(cut_blocks, block_size=block_size, end=end_token_id(tokenizer))
-    tokens = documents.map(partial(_tokenize, tokenizer=tokenizer), **TOKENIZING)
-    return tokens.map(cut, input_columns="input_ids", batched=True, batch_size=1000).with_format("torch")
+    """Do the same for streamed training text; what does not fill a block is dropped of every thousand rows."""
+    cut = partial(_cut_rows, tokenizer=tokenizer, block_size=block_size)
+    names = documents.column_names or ["text"]
+    return documents.map(cut, batched=True, batch_size=1000, remove_columns=names).with_format("torch")
 
 
-def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, list[list[int]]]:
-    # Special tokens are split: a document that quotes "<|endoftext|>" must not end there.
-    found = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
-    start = start_token_id(tokenizer)
-    return {"input_ids": [[start, *tokens] for tokens in found["input_ids"]]}
+def _cut_rows(rows: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, block_size: int) -> Columns:
+    part = tokenize_rows(tokenizer, rows["text"], rows.get("continues"))
+    return _gather(cut_parts([part], block_size, end_token_id(tokenizer)))
 
 
-def cut_blocks(documents: Sequence[Any], block_size: int, end: int, padding: int | None = None) -> dict[str, np.ndarray]:
+def cut_blocks(documents: Sequence[Any], block_size: int, end: int, padding: int | None = None) -> Columns:
     """Cut tokenized documents into blocks.
 
     Args:
@@ -82,32 +114,56 @@ def cut_blocks(documents: Sequence[Any], block_size: int, end: int, padding: int
     Returns:
         The columns of the blocks, each `(blocks, block_size)`.
     """
-    lengths = [len(tokens) for tokens in documents]
     tokens = np.concatenate([np.asarray(tokens, dtype=np.int32) for tokens in documents])
-    reset = np.zeros(len(tokens), dtype=np.int8)
-    reset[np.cumsum([0, *lengths[:-1]])] = 1
-    following = np.append(tokens[1:], end).astype(np.int32)
-    following[:-1][reset[1:] == 1] = end
-    columns = {"input_ids": (tokens, padding), "labels": (tokens, IGNORED)}
-    columns |= {"shift_labels": (following, IGNORED), "reset_mask": (reset, 0)}
+    starts = np.zeros(len(tokens), dtype=np.int8)
+    starts[np.cumsum([0, *map(len, documents[:-1])])] = 1
+    return _gather(cut_parts([TokenPart(tokens, starts)], block_size, end, padding))
 
-    missing = -len(tokens) % block_size
+
+def cut_parts(parts: Iterable[TokenPart], block_size: int, end: int, padding: int | None = None) -> Iterator[Columns]:
+    """Cut text that comes in parts into blocks, as `cut_blocks` does; `attention_mask` is always there.
+
+    A block is given away when the token after it is known.
+    """
+    tokens, starts = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int8)
+    for part in parts:
+        tokens, starts = np.append(tokens, part.tokens), np.append(starts, part.starts)
+        whole = max(0, len(tokens) - 1) // block_size * block_size
+        if whole:
+            following = np.where(starts[1 : whole + 1] == 1, end, tokens[1 : whole + 1])
+            yield _columns(tokens[:whole], following, starts[:whole], block_size, 0)
+            tokens, starts = tokens[whole:], starts[whole:]
     if padding is None:
-        kept = len(tokens) - len(tokens) % block_size
-        return {name: values[:kept].reshape(-1, block_size) for name, (values, _) in columns.items()}
-    if missing:
-        columns["attention_mask"] = (np.ones(len(tokens), dtype=np.int8), 0)
+        tokens, starts, missing = *(values[: len(tokens) // block_size * block_size] for values in (tokens, starts)), 0
+    else:
+        missing = -len(tokens) % block_size
+    following = np.append(np.where(starts[1:] == 1, end, tokens[1:]), [end] * min(1, len(tokens)))
+    yield _columns(tokens, following, starts, block_size, missing, padding or 0)
+
+
+def _columns(
+    tokens: np.ndarray, following: np.ndarray, starts: np.ndarray, block_size: int, missing: int, padding: int = 0
+) -> Columns:
+    filled = {
+        "input_ids": (tokens, padding),
+        "labels": (tokens, IGNORED),
+        "shift_labels": (following, IGNORED),
+        "reset_mask": (starts, 0),
+        "attention_mask": (np.ones(len(tokens), dtype=np.int8), 0),
+    }
     return {
         name: np.pad(values, (0, missing), constant_values=fill).reshape(-1, block_size)
-        for name, (values, fill) in columns.items()
+        for name, (values, fill) in filled.items()
     }
 
 
-def count_bytes(blocks: Dataset, tokenizer: PreTrainedTokenizerBase) -> int:
-    """UTF-8 bytes of the text that the targets of blocks spell; a tokenizer that keeps all bytes makes it exact."""
-    targets = np.asarray(blocks.with_format("numpy")[:]["shift_labels"])
-    text = tokenizer.decode(targets[targets != IGNORED].tolist(), skip_special_tokens=True)
-    return len(str(text).encode())
+def _gather(parts: Iterable[Columns]) -> Columns:
+    """Join the columns of blocks; without padding, there is no `attention_mask`."""
+    gathered = list(parts)
+    columns = {name: np.concatenate([part[name] for part in gathered]) for name in gathered[0]}
+    if columns["attention_mask"].all():
+        del columns["attention_mask"]
+    return columns
 
 
 class MaskingCollator(DataCollatorForLanguageModeling):

@@ -1,29 +1,43 @@
-"""Text sources: where the documents of a run come from, one row of the column `text` for each document.
+"""Text sources: where the documents of a run come from, and what its records say of them.
 
-A source is the Python standard library (on every machine, never downloaded), local files, or a dataset of the Hub.
-A text file is one document with its line breaks kept; jsonl, csv and parquet hold one document a row.
+A source is the Python standard library (on every machine, never downloaded), local files, or a dataset of the Hub. A text file
+is one document with its line breaks kept; jsonl, csv, tsv and parquet hold one document a row. Only a dataset of the Hub makes
+connections to other machines.
 """
 
-import codecs
-import glob
 import hashlib
 import io
+import logging
 import platform
 import sysconfig
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import Any
-from typing import TypeVar
 
+import pyarrow as pa
 from datasets import Dataset
 from datasets import IterableDataset
-from datasets import concatenate_datasets
 from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
+from tqdm.auto import tqdm
 
+from hf_relpos.data.files import find_files
+from hf_relpos.data.files import shared_files
+from hf_relpos.data.hold_out import hold_out
+from hf_relpos.data.readers import PIECE
+from hf_relpos.data.readers import BadFile
+from hf_relpos.data.readers import Piece
+from hf_relpos.data.readers import file_kind
+from hf_relpos.data.readers import read_file
+from hf_relpos.data.tables import cached_table
+from hf_relpos.data.tables import read_rows
 from hf_relpos.training.arguments import DataArguments
 
-Rows = TypeVar("Rows", Dataset, IterableDataset)
+logger = logging.getLogger(__name__)
 
 STDLIB = "stdlib"
 STDLIB_LEFT_OUT = {
@@ -37,18 +51,28 @@ STDLIB_LEFT_OUT = {
     "turtledemo",
 }
 SPLITS = ("train", "validation", "test")
-TABLES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 # Documents of a stream that are taken for evaluation.
 STREAMED_EVALUATION = 1000
+DOCUMENTS = pa.schema({"text": pa.string(), "continues": pa.bool_()})
+# Files that one message names.
+NAMED = 5
 
 
 @dataclass
 class Documents:
-    """The documents of each split that a source has, in the column `text`; only training text is ever streamed."""
+    """The documents of each split that a source has; only training text is ever streamed.
+
+    A row of the column `text` is a document. A document of more than a million characters is cut into several rows: then there
+    is a column `continues`, true where a row goes on with the document of the row before.
+
+    Attributes:
+        left_out: by split, what was left out for which reason, and how often.
+    """
 
     train: Dataset | IterableDataset | None = None
     validation: Dataset | None = None
     test: Dataset | None = None
+    left_out: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def load_documents(arguments: DataArguments) -> Documents:
@@ -60,9 +84,10 @@ def load_documents(arguments: DataArguments) -> Documents:
     if arguments.streaming and (arguments.dataset_name or "stdlib") == "stdlib":
         raise ValueError("streaming=True reads a dataset of the Hub, named by dataset_name: files and 'stdlib' are read whole")
     if files:
-        found = Documents(**{split: load_files(names, arguments.text_column) for split, names in files.items()})
+        _refuse_shared_files(files)
+        found = _read_splits(files, arguments.text_column)
     elif arguments.dataset_name in (None, STDLIB):
-        found = Documents(**{split: load_files(names) for split, names in stdlib_files().items()})
+        found = _read_splits(stdlib_files(), "text")
     else:
         found = _load_hub(arguments.dataset_name, arguments)
     if found.train is not None and found.validation is None:
@@ -81,13 +106,48 @@ def describe_source(arguments: DataArguments) -> str:
 
 
 def describe_documents(documents: Dataset) -> dict[str, int | str]:
-    """Number of documents, their UTF-8 bytes and the SHA-256 of these bytes one after another."""
-    digest, size = hashlib.sha256(), 0
-    for text in documents["text"]:
-        encoded = text.encode()
+    """Return the number of documents, their UTF-8 bytes and the SHA-256 of these bytes one after another."""
+    digest, size, count = hashlib.sha256(), 0, 0
+    for row in read_rows(documents):
+        encoded = row["text"].encode()
         digest.update(encoded)
         size += len(encoded)
-    return {"documents": len(documents), "bytes": size, "sha256": digest.hexdigest()}
+        count += not row.get("continues")
+    return {"documents": count, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def describe_text(documents: Documents) -> dict[str, dict[str, Any]]:
+    """Describe the documents of each split that is not streamed, with what was left out of it and what stands in training, too.
+
+    Both are also logged as warnings.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for split in SPLITS:
+        rows = getattr(documents, split)
+        if isinstance(rows, Dataset):
+            found[split] = describe_documents(rows)
+            if left_out := documents.left_out.get(split):
+                found[split]["left_out"] = left_out
+                reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+                logger.warning("left out of the %s text: %s", split, reasons)
+    if isinstance(documents.train, Dataset):
+        for split, shared in _also_in_training(documents).items():
+            found[split]["also_in_training"] = shared
+            logger.warning("%s bytes of the %s text stand in the training text, too", shared["bytes"], split)
+    return found
+
+
+def _also_in_training(documents: Documents) -> dict[str, dict[str, int]]:
+    """Count the rows of the texts for evaluation that are rows of the training text, and their bytes, where there are any."""
+    asked = {split: rows for split in SPLITS[1:] if (rows := getattr(documents, split)) is not None}
+    wanted = {hash(row["text"]) for rows in asked.values() for row in read_rows(rows)}
+    trained = {key for row in read_rows(documents.train) if (key := hash(row["text"])) in wanted} if wanted else set()
+    found: dict[str, dict[str, int]] = {}
+    for split, rows in asked.items():
+        sizes = [len(row["text"].encode()) for row in read_rows(rows) if hash(row["text"]) in trained] if trained else []
+        if sizes:
+            found[split] = {"documents": len(sizes), "bytes": sum(sizes)}
+    return found
 
 
 def stdlib_files() -> dict[str, list[str]]:
@@ -106,98 +166,94 @@ def load_files(names: list[str], text_column: str = "text") -> Dataset:
     """Read local files.
 
     Args:
-        names: files, folders (everything in them but hidden files) and glob patterns.
-        text_column: the column of jsonl, csv and parquet files that holds the documents.
+        names: files, folders (everything in them but hidden files) and glob patterns. Files of other types than those of tables
+            (.jsonl, .json, .csv, .tsv, .parquet) are text; they may be compressed (gzip, bzip2, xz, zstd, lz4).
+        text_column: the column of tables that holds the documents.
 
     Returns:
-        The documents that are not empty; the files of a folder or pattern come sorted.
+        The documents that are not empty, as `Documents` says, mapped into memory; the files of a folder or pattern come sorted.
+
+    Raises:
+        ValueError: there is no such file, no text in them, or some are no text; all of these are named.
     """
-    paths = [path for name in names for path in _find_files(name)]
-    tables = {kind: [path for path in paths if TABLES.get(path.suffix.lower()) == kind] for kind in TABLES.values()}
-    parts = [_load_table(kind, members, text_column) for kind, members in tables.items() if members]
-    texts = [path for path in paths if path.suffix.lower() not in TABLES]
-    if texts:
-        parts.append(_load_texts(texts))
-    documents = concatenate_datasets(parts).filter(bool, input_columns="text", desc="Leaving out empty documents")
-    if len(documents) == 0:
-        raise ValueError(f"{', '.join(names)}: no text found, every document is empty")
-    return documents
+    return _read_files(names, text_column)[0]
 
 
 def load_text(path: str | Path) -> list[str]:
     """The lines of one text file with their line breaks; only `\\n`, `\\r\\n` and `\\r` end a line."""
-    return [line for document in load_files([str(path)])["text"] for line in io.StringIO(document)]
+    return list(io.StringIO("".join(load_files([str(path)])["text"])))
 
 
-def _find_files(name: str) -> list[Path]:
-    path = Path(name)
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        inside = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
-        found = [path / file for file in inside if not any(part.startswith(".") for part in file.parts)]
-    else:
-        found = [Path(match) for match in glob.glob(name, recursive=True) if Path(match).is_file()]
-    if not found:
-        raise ValueError(f"{name!r} is no file, no folder with files in it and no pattern that matches a file")
-    return sorted(found)
+def _read_splits(files: dict[str, list[str]], text_column: str) -> Documents:
+    found = {split: _read_files(names, text_column) for split, names in files.items()}
+    left_out = {split: reasons for split, (_, reasons) in found.items() if reasons}
+    return Documents(**{split: rows for split, (rows, _) in found.items()}, left_out=left_out)
 
 
-def _load_texts(paths: list[Path]) -> Dataset:
-    for path in paths:
-        _check_is_text(path)
-    return _load("text", paths, sample_by="document")
+def _read_files(names: list[str], text_column: str) -> tuple[Dataset, dict[str, int]]:
+    """Read files once: the table is kept under their contents, formats and the column."""
+    paths, left_out = find_files(names)
+    key = [text_column, [[file_kind(path), _sha256(path)] for path in paths]]
+    documents, facts = cached_table("documents", key, DOCUMENTS, partial(_document_batches, paths, text_column))
+    if len(documents) == 0:
+        raise ValueError(f"{', '.join(names)}: no text found, every document is empty")
+    if not facts["continues"]:
+        documents = documents.remove_columns("continues")
+    return documents, dict(left_out) | facts["left_out"]
 
 
-def _load_table(kind: str, paths: list[Path], column: str) -> Dataset:
-    table = _load(kind, paths)
-    if column not in table.column_names:
-        raise ValueError(f"{paths[0]} has no column {column!r}; text_column may be one of {table.column_names}")
-    if table.features[column].dtype not in ("string", "large_string"):
-        raise ValueError(f"{paths[0]}: column {column!r} holds {table.features[column].dtype}, not text")
-    return _text_only(table, column)
+def _document_batches(paths: list[Path], text_column: str, facts: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    """Yield the documents of files; those that are empty or missing are left out and counted."""
+    facts |= {"continues": False, "left_out": {}}
+    left_out: Counter[str] = Counter()
+    refused: list[str] = []
+    batch: list[Piece] = []
+    size = 0
+    for path in tqdm(paths, desc="Reading", unit=" files", disable=None):
+        try:
+            for piece in read_file(path, text_column):
+                if piece.text:
+                    batch.append(piece)
+                    size += len(piece.text)
+                    facts["continues"] |= piece.continues
+                else:
+                    left_out["missing values" if piece.text is None else "empty documents"] += 1
+                if size >= PIECE:
+                    yield pa.RecordBatch.from_pylist([row._asdict() for row in batch], DOCUMENTS)
+                    batch, size = [], 0
+        except BadFile as error:
+            refused.append(str(error))
+    if refused:
+        raise ValueError("; ".join(refused[:NAMED]) + (f"; and {more} more" if (more := len(refused) - NAMED) > 0 else ""))
+    yield pa.RecordBatch.from_pylist([row._asdict() for row in batch], DOCUMENTS)
+    facts["left_out"] = dict(left_out)
 
 
-def _load(kind: str, paths: list[Path], **options) -> Dataset:
-    files = [glob.escape(str(path)) for path in paths]  # data_files are patterns, and a name may hold brackets
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
     try:
-        return load_dataset(kind, data_files=files, split="train", streaming=False, **options)
-    except DatasetGenerationError as error:
-        raise ValueError(f"{', '.join(map(str, paths))} cannot be read as {kind}: {error.__cause__}") from error
+        with path.open("rb") as file:
+            while part := file.read(PIECE):
+                digest.update(part)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()
 
 
-def _check_is_text(path: Path) -> None:
-    """Refuse a file that is not UTF-8 text before anything is made of it."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            if b"\0" in chunk:
-                raise ValueError(f"{path} is a binary file: it has NUL bytes")
-            try:
-                decoder.decode(chunk, final=len(chunk) < 1 << 20)
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path} is a binary file or not in UTF-8: {error}") from error
-
-
-def _text_only(table: Rows, column: str) -> Rows:
-    table = table.select_columns(column)
-    return table if column == "text" else table.rename_column(column, "text")
+def _refuse_shared_files(files: dict[str, list[str]]) -> None:
+    for split in files.keys() - {"train"} if "train" in files else ():
+        if shared := shared_files(files["train"], files[split]):
+            raise ValueError(
+                f"{', '.join(map(str, shared[:NAMED]))} would be both trained and evaluated on (train_file and {split}_file): "
+                "take it out of one of them; without validation_file, a part of the training text is set apart"
+            )
 
 
 def _hold_out(documents: Dataset | IterableDataset, percentage: float) -> tuple[Dataset | IterableDataset, Dataset]:
-    """Split off documents drawn at random, the end of a single document, or the beginning of a stream."""
-    if not 0 < percentage < 100:
-        raise ValueError(f"validation_split_percentage={percentage} is not between 0 and 100")
+    """Set text for validation apart: a share of the bytes, or the beginning of a stream."""
     if isinstance(documents, IterableDataset):
         return documents.skip(STREAMED_EVALUATION), _beginning(documents)
-    if len(documents) > 1:
-        parts = documents.train_test_split(test_size=percentage / 100, seed=0)
-        return parts["train"], parts["test"]
-    text = documents[0]["text"]
-    cut = int(len(text) * (100 - percentage) / 100)
-    if not 0 < cut < len(text):
-        raise ValueError(f"a text of {len(text)} characters is too short to split {percentage} % off for validation")
-    return Dataset.from_dict({"text": [text[:cut]]}), Dataset.from_dict({"text": [text[cut:]]})
+    return hold_out(documents, percentage)
 
 
 def _beginning(documents: IterableDataset) -> Dataset:
@@ -205,19 +261,30 @@ def _beginning(documents: IterableDataset) -> Dataset:
 
 
 def _load_hub(name: str, arguments: DataArguments) -> Documents:
-    column = arguments.text_column
     loaded = _load_dataset(name, arguments)
-    found: dict[str, Any] = {}
+    found = Documents()
     for split in filter(loaded.__contains__, SPLITS):
-        columns = loaded[split].column_names
-        if columns is not None and column not in columns:
-            raise ValueError(f"{name} has no column {column!r}; text_column may be one of {columns}")
-        found[split] = _text_only(loaded[split], column)
-        if split != "train" and isinstance(found[split], IterableDataset):
-            found[split] = _beginning(found[split])
-    if not found:
+        rows = _text_column(name, loaded[split], arguments.text_column)
+        filled = rows.filter(bool, input_columns="text")
+        if isinstance(filled, IterableDataset):
+            filled = filled if split == "train" else _beginning(filled)
+        elif missing := len(rows) - len(filled):
+            found.left_out[split] = {"empty documents or missing values": missing}
+        setattr(found, split, filled)
+    if not any(getattr(found, split) for split in SPLITS):
         raise ValueError(f"{name} has none of the splits {SPLITS}, only {list(loaded)}")
-    return Documents(**found)
+    return found
+
+
+def _text_column(name: str, table: Any, column: str) -> Any:
+    """Return the table with nothing but its column of documents, named "text"."""
+    if table.column_names is not None and column not in table.column_names:
+        raise ValueError(f"{name} has no column {column!r}; text_column may be one of {table.column_names}")
+    kind = getattr((table.features or {}).get(column), "dtype", "string")
+    if kind not in ("string", "large_string"):
+        raise ValueError(f"{name}: column {column!r} holds {kind}, not text")
+    table = table.select_columns(column)
+    return table if column == "text" else table.rename_column(column, "text")
 
 
 def _load_dataset(name: str, arguments: DataArguments) -> Any:

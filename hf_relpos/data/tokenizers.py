@@ -1,7 +1,8 @@
 """Tokenizers that need no download: single bytes, and a byte-level BPE learned from the training text.
 
 Both are ordinary fast tokenizers: the saved folder loads with `AutoTokenizer` where this package is not installed, and
-both give any text back unchanged. `<|endoftext|>` starts and ends a document, as in GPT-2.
+both give any text back unchanged. `<|endoftext|>` starts and ends a document, as in GPT-2, and stands between two texts that
+are given as a pair.
 """
 
 from collections.abc import Iterable
@@ -11,13 +12,60 @@ from tokenizers import Tokenizer
 from tokenizers import decoders
 from tokenizers import models
 from tokenizers import pre_tokenizers
+from tokenizers import processors
 from tokenizers import trainers
 from transformers import AutoTokenizer
+from transformers import BatchEncoding
 from transformers import PreTrainedTokenizerBase
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 END_OF_TEXT, PAD, MASK = SPECIAL_TOKENS = ("<|endoftext|>", "<pad>", "<mask>")
+
+
+class RelPosTokenizer(PreTrainedTokenizerFast):
+    """A fast tokenizer that keeps the spaces between words which are given apart (`is_split_into_words`).
+
+    A word after the first gets a space in front of it, as in running text. Where this package is not installed, `AutoTokenizer`
+    loads the saved folder as a plain fast tokenizer, for which such words have no spaces.
+    """
+
+    def _encode_plus(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, text: Any, text_pair: Any = None, *args: Any, is_split_into_words: bool = False, **kwargs: Any
+    ) -> BatchEncoding:
+        if not is_split_into_words:
+            return super()._encode_plus(text, text_pair, *args, **kwargs)
+        spaced = _with_spaces(text), _with_spaces(text_pair)
+        found = super()._encode_plus(*spaced, *args, is_split_into_words=True, **kwargs)
+        if "offset_mapping" in found:
+            self._count_from_the_words(found, text, text_pair)
+        return found
+
+    def _count_from_the_words(self, found: BatchEncoding, text: Any, text_pair: Any) -> None:
+        """Make offsets count the characters of the words that were given, without the space in front of them."""
+        batched = bool(text) and not isinstance(text[0], str)
+        rows = list(zip(text, text_pair, strict=True)) if batched and text_pair else text if batched else [(text, text_pair)]
+        samples = found.get("overflow_to_sample_mapping", range(len(rows)))
+        table = found["offset_mapping"] if batched or "overflow_to_sample_mapping" in found else [found["offset_mapping"]]
+        for number, (sample, offsets) in enumerate(zip(samples, table, strict=True)):
+            row = rows[sample]
+            sides = (row, None) if isinstance(row[0], str) else row
+            for token, (word, side) in enumerate(zip(found.word_ids(number), found.sequence_ids(number), strict=True)):
+                if word and _lacks_space(sides[side][word]):
+                    offsets[token] = tuple(max(0, place - 1) for place in offsets[token])
+
+
+def _with_spaces(words: Any) -> Any:
+    """Put a space before each word but the first, in a list of words or of such lists."""
+    if not words:
+        return words
+    if not isinstance(words[0], str):
+        return [_with_spaces(row) for row in words]
+    return [words[0], *(" " + word if _lacks_space(word) else word for word in words[1:])]
+
+
+def _lacks_space(word: str) -> bool:
+    return bool(word) and not word[0].isspace()
 
 
 def build_byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -96,12 +144,17 @@ def _first_of(tokenizer: PreTrainedTokenizerBase, *names: str) -> int:
 
 def _wrap(backend: Tokenizer) -> PreTrainedTokenizerFast:
     backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
+    tokenizer = RelPosTokenizer(
         tokenizer_object=backend,
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
+        sep_token=END_OF_TEXT,
         pad_token=PAD,
         mask_token=MASK,
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A", pair=f"$A {END_OF_TEXT} $B:1", special_tokens=[(END_OF_TEXT, tokenizer.sep_token_id)]
+    )
+    return tokenizer

@@ -1,5 +1,6 @@
 """What a language model makes of text: exact, token-weighted numbers, whatever the batches were."""
 
+import logging
 import math
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -18,7 +19,10 @@ from transformers import PreTrainedTokenizerBase
 from hf_relpos.data.packing import IGNORED
 from hf_relpos.data.tokenizers import end_token_id
 from hf_relpos.data.tokenizers import start_token_id
+from hf_relpos.evaluation.text_bytes import count_row_bytes
 from hf_relpos.metrics import compute_metric
+
+logger = logging.getLogger(__name__)
 
 
 def score_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], targets: torch.Tensor) -> torch.Tensor:
@@ -112,7 +116,7 @@ def evaluate_windows(
         batch_size: windows that are computed at the same time.
 
     Returns:
-        `loss`, `tokens`, `perplexity`, `accuracy` and `bits_per_byte` over all texts.
+        `loss`, `tokens`, `perplexity`, `accuracy` and, if the tokenizer gives the texts back, `bits_per_byte` over all texts.
     """
     if not 1 <= stride <= window:
         raise ValueError(f"stride={stride} must be at least 1 and at most window={window}")
@@ -121,7 +125,7 @@ def evaluate_windows(
             _score_windows(model, inputs, targets, window, stride, batch_size)
             for inputs, targets in _inputs_and_targets(tokenizer, texts)
         ]
-    return _summary(rows, texts)
+    return _summary(rows, tokenizer, texts)
 
 
 def evaluate_stream(
@@ -144,7 +148,7 @@ def evaluate_stream(
         batch_size: texts read at the same time.
 
     Returns:
-        `loss`, `tokens`, `perplexity`, `accuracy` and `bits_per_byte` over all texts.
+        `loss`, `tokens`, `perplexity`, `accuracy` and, if the tokenizer gives the texts back, `bits_per_byte` over all texts.
     """
     if segment_len < 1 or batch_size < 1:
         raise ValueError(f"segment_len={segment_len} and batch_size={batch_size} must be at least 1")
@@ -154,7 +158,7 @@ def evaluate_stream(
             _score_streams(model, documents[first : first + batch_size], segment_len)
             for first in range(0, len(documents), batch_size)
         ]
-    return _summary(rows, texts)
+    return _summary(rows, tokenizer, texts)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -173,9 +177,12 @@ def _inputs_and_targets(
         yield torch.tensor([start_token_id(tokenizer), *tokens]), torch.tensor([*tokens, end_token_id(tokenizer)])
 
 
-def _summary(rows: Sequence[torch.Tensor], texts: Sequence[str]) -> dict[str, float]:
+def _summary(rows: Sequence[torch.Tensor], tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> dict[str, float]:
     sums = torch.stack(list(rows)).cpu().numpy()
-    return language_model_metrics(EvalPrediction(sums, None), sum(len(text.encode()) for text in texts))  # pyright: ignore
+    count, lost = count_row_bytes(({"text": text} for text in texts), tokenizer)
+    if lost:
+        logger.warning("no bits per byte: %s", lost)
+    return language_model_metrics(EvalPrediction(sums, None), count)  # pyright: ignore[reportArgumentType]
 
 
 def _score_windows(

@@ -150,9 +150,14 @@ def _usage(config: PreTrainedConfig) -> str:
 
 def _text(text: dict[str, Any]) -> str:
     lines = [f"Source: {text['source']}.", "", "| split | documents | bytes | SHA-256 |", "|---|---:|---:|---|"]
-    for split, found in text.items():
-        if split != "source":
-            lines.append(f"| {split} | {found['documents']:,} | {found['bytes']:,} | `{found['sha256']}` |")
+    splits = {split: found for split, found in text.items() if split != "source"}
+    for split, found in splits.items():
+        lines.append(f"| {split} | {found['documents']:,} | {found['bytes']:,} | `{found['sha256']}` |")
+    for split, found in splits.items():
+        if left_out := found.get("left_out"):
+            lines += ["", f"Left out of the {split} text: {', '.join(f'{count:,} {why}' for why, count in left_out.items())}."]
+        if shared := found.get("also_in_training"):
+            lines += ["", f"Of the {split} text, {shared['bytes']:,} bytes stand in the training text, too."]
     return "\n".join(lines)
 
 
@@ -166,6 +171,9 @@ def _results(numbers: dict[str, Any]) -> str:
         cells = ["" if value is None else f"{value:.4f}" for value in values]
         if any(cells):
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    for name, prefix in found.items():
+        if reason := numbers.get(f"{prefix}_no_bits_per_byte"):
+            lines += ["", f"No bits per byte of the {name} text: {reason}."]
     lines += ["", "Every token counts once and weighs the same; documents are read in consecutive blocks."]
     return "\n".join(lines)
 

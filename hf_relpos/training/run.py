@@ -17,8 +17,8 @@ from transformers import default_data_collator
 from transformers import set_seed
 
 from hf_relpos.data.sources import Documents
-from hf_relpos.data.sources import describe_documents
 from hf_relpos.data.sources import describe_source
+from hf_relpos.data.sources import describe_text
 from hf_relpos.evaluation.language_model import language_model_metrics
 from hf_relpos.evaluation.language_model import score_rows
 from hf_relpos.training.argument_checks import refuse_numbers
@@ -53,6 +53,7 @@ from hf_relpos.training.texts import choose_tokenizer
 from hf_relpos.training.texts import evaluation_text
 from hf_relpos.training.texts import masking
 from hf_relpos.training.texts import needed_documents
+from hf_relpos.training.texts import refuse_lost_text
 from hf_relpos.training.texts import training_blocks
 
 # Characters of the validation text that the sample continues.
@@ -128,8 +129,7 @@ def plan_run(argv: list[str], load: Callable[[DataArguments, RunArguments], Docu
     data.block_size = check_block_size(config, data.block_size)
     refuse_unknown_metric(args, is_masked(config))
     documents = load(data, args)
-    text = {split: describe_documents(rows) for split, rows in vars(documents).items() if isinstance(rows, Dataset)}
-    record = describe_run(arguments, data, args, {"source": describe_source(data), **text}, config)
+    record = describe_run(arguments, data, args, {"source": describe_source(data), **describe_text(documents)}, config)
     return Plan(arguments, data, args, config, documents, record)
 
 
@@ -151,6 +151,7 @@ def prepare(argv: list[str]) -> Job:
             for prefix, rows in (("eval", documents.validation), ("test", documents.test))
             if rows is not None
         }
+    refuse_lost_text(args, texts.get("eval"))
     trainer = build_trainer(model, tokenizer, args, data, train, texts.get("eval"))
     texts = {prefix: text for prefix, text in texts.items() if args.do_eval or prefix != "eval"}
     return Job(trainer, args, model, tokenizer, record, checkpoint, finished, texts, documents.validation)
@@ -248,6 +249,8 @@ def evaluate(trainer: CheckedTrainer, texts: dict[str, EvaluationText]) -> dict[
         metrics |= trainer.evaluate(blocks, metric_key_prefix=prefix)
         if not math.isfinite(metrics[f"{prefix}_loss"]):
             raise ValueError(f"{prefix}_loss is {metrics[f'{prefix}_loss']}: the model gives numbers that are not finite")
+        if text.lost:
+            metrics[f"{prefix}_no_bits_per_byte"] = text.lost
     return metrics
 
 

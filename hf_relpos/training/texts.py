@@ -1,5 +1,7 @@
 """The texts of a run: which documents it needs, its tokenizer, and the blocks that it trains and evaluates on."""
 
+import logging
+from dataclasses import replace
 from typing import Any
 from typing import NamedTuple
 from typing import cast
@@ -10,7 +12,6 @@ from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase
 
 from hf_relpos.data.packing import MaskingCollator
-from hf_relpos.data.packing import count_bytes
 from hf_relpos.data.packing import mask_once
 from hf_relpos.data.packing import pack
 from hf_relpos.data.packing import pack_stream
@@ -19,20 +20,24 @@ from hf_relpos.data.sources import Documents
 from hf_relpos.data.sources import describe_source
 from hf_relpos.data.sources import load_documents
 from hf_relpos.data.tokenizers import load_tokenizer
+from hf_relpos.evaluation.text_bytes import count_bytes
 from hf_relpos.training.arguments import DataArguments
 from hf_relpos.training.arguments import ModelArguments
 from hf_relpos.training.arguments import RunArguments
 from hf_relpos.training.model_setup import is_masked
+
+logger = logging.getLogger(__name__)
 
 # Documents of a streamed training text from which a BPE is learned.
 STREAMED_VOCABULARY = 10_000
 
 
 class EvaluationText(NamedTuple):
-    """Blocks to evaluate on, and the bytes of their text where bits per byte have a meaning."""
+    """Blocks to evaluate on, and the bytes of their text where bits per byte have a meaning; else, the reason why they have none."""
 
     blocks: Dataset
     byte_count: int | None
+    lost: str | None = None
 
 
 def needed_documents(data: DataArguments, args: RunArguments) -> Documents:
@@ -48,9 +53,9 @@ def needed_documents(data: DataArguments, args: RunArguments) -> Documents:
     ):
         if needed and rows is None:
             raise ValueError(f"there is no {split} text: give {split}_file, or a dataset that has it")
-    return Documents(
+    return replace(
+        documents,
         train=documents.train if args.do_train else None,
-        validation=documents.validation,
         test=documents.test if args.do_predict else None,
     )
 
@@ -100,10 +105,19 @@ def evaluation_text(
 ) -> EvaluationText:
     """Cut a text for evaluation into blocks, and count the bytes that they predict."""
     blocks = pack(documents, tokenizer, cast(int, data.block_size), keep_tail=True, num_proc=data.preprocessing_num_workers)
-    byte_count = sum(len(text.encode()) for text in documents["text"])
+    targets = None
     if data.max_eval_samples is not None and data.max_eval_samples < len(blocks):
         blocks = blocks.take(data.max_eval_samples)
-        byte_count = count_bytes(blocks, tokenizer)
+        targets = data.max_eval_samples * cast(int, data.block_size)
     if is_masked(model.config):
         return EvaluationText(mask_once(blocks, masking(tokenizer, data, seed=0)), None)
-    return EvaluationText(blocks, byte_count)
+    byte_count, lost = count_bytes(documents, tokenizer, targets)
+    if lost:
+        logger.warning("no bits per byte: %s", lost)
+    return EvaluationText(blocks, byte_count, lost)
+
+
+def refuse_lost_text(args: RunArguments, text: EvaluationText | None) -> None:
+    """Raise a ValueError if the best model is to be chosen by bits per byte and the text for it has none."""
+    if args.metric_for_best_model and args.metric_for_best_model.endswith("bits_per_byte") and text and text.lost:
+        raise ValueError(f"metric_for_best_model={args.metric_for_best_model!r} is not reported: {text.lost}")

@@ -1,0 +1,124 @@
+"""Arrow tables on disk: written a batch at a time, mapped into memory, kept under all that they depend on."""
+
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import datasets
+import pyarrow as pa
+from datasets import Dataset
+from filelock import FileLock
+
+# Part of every key: a table that another version of this code wrote is not taken for one of this version.
+VERSION = 1
+# Rows that are read at a time, and bytes after which mapped pages are given back.
+READ, RELEASED = 64, 64 << 20
+_temporary: list[TemporaryDirectory[str]] = []
+
+
+def cached_table(
+    kind: str, key: Any, schema: pa.Schema, batches: Callable[[dict[str, Any]], Iterable[pa.RecordBatch]]
+) -> tuple[Dataset, dict[str, Any]]:
+    """Return a table from the cache of `datasets`, or write it there first.
+
+    Processes that ask for the same table at the same time wait for the first of them. A table whose writing was interrupted is
+    written anew.
+
+    Args:
+        kind: what the table holds, in one word; the name of its folder.
+        key: everything that its content depends on, as JSON.
+        schema: its columns.
+        batches: gives its rows, and fills the dict that it is handed with facts about them, as JSON.
+
+    Returns:
+        The table, mapped into memory, and the facts.
+    """
+    with _entry(kind, key) as (table, record):
+        if not (table.is_file() and record.is_file()):
+            facts: dict[str, Any] = {}
+            with _written(table) as part, pa.OSFile(str(part), "wb") as file, pa.ipc.new_stream(file, schema) as sink:
+                for batch in batches(facts):
+                    sink.write_batch(batch)
+            _write_facts(record, facts)
+        return Dataset.from_file(str(table)), json.loads(record.read_text(encoding="utf-8"))
+
+
+def cached_facts(kind: str, key: Any, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return facts, as JSON, from the cache, or find them first; arguments as those of `cached_table`."""
+    with _entry(kind, key) as (_, record):
+        if not record.is_file():
+            _write_facts(record, find())
+        return json.loads(record.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def _entry(kind: str, key: Any) -> Iterator[tuple[Path, Path]]:
+    """The files of a key's table and facts, for one process at a time."""
+    digest = hashlib.sha256(json.dumps([VERSION, kind, key], sort_keys=True).encode()).hexdigest()[:32]
+    folder = _cache_folder() / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{digest}.lock"):
+        yield folder / f"{digest}.arrow", folder / f"{digest}.json"
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[Path]:
+    """A file to write to that takes the path's place when it is whole."""
+    part = path.with_suffix(".part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_facts(record: Path, facts: dict[str, Any]) -> None:
+    with _written(record) as part:
+        part.write_text(json.dumps(facts), encoding="utf-8")
+
+
+def read_rows(table: Dataset) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table in order as Python values, in memory that does not grow with the table."""
+    seen = 0
+    for batch in table.with_format("arrow").iter(READ):
+        yield from batch.to_pylist()
+        seen += batch.nbytes
+        if seen > RELEASED:
+            release_pages(table)
+            seen = 0
+    release_pages(table)
+
+
+def release_pages(table: Dataset) -> None:
+    """Give the pages of a mapped table that were read back to the system: else they count as memory of this process.
+
+    They stay in the system's file cache, and are read from there when they are asked for again.
+    """
+    files = {os.path.realpath(file["filename"]) for file in table.cache_files}
+    if not files or not sys.platform.startswith("linux"):
+        return
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        spans = [line.split(maxsplit=5) for line in maps]
+    for span in spans:
+        # Only mapped files that nobody writes to: their pages can be read again.
+        if len(span) == 6 and span[5].rstrip("\n") in files and "w" not in span[1]:
+            start, end = (int(address, 16) for address in span[0].split("-"))
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+def _cache_folder() -> Path:
+    if datasets.is_caching_enabled():
+        return Path(datasets.config.HF_DATASETS_CACHE, "hf_relpos")
+    if not _temporary:
+        _temporary.append(TemporaryDirectory(prefix="hf_relpos_"))
+    return Path(_temporary[0].name)
