@@ -7,7 +7,7 @@ import torch
 from hf_relpos.model.position_builder import build_positions
 from hf_relpos.model.position_tables import DistanceTables
 from hf_relpos.model.positions import Positions
-from hf_relpos.model.scheme_terms import Factors
+from hf_relpos.model.scheme_terms import LowRankBias
 from hf_relpos.model.scheme_terms import ScoreTerms
 
 HEADS, SIZE = 4, 3
@@ -76,13 +76,13 @@ def of_places(positions: Positions, query: torch.Tensor, key: torch.Tensor, *lea
     return learned[1][:, None, None] * (positions.distance[:, None] * 0.3).cos()
 
 
-def of_rows(positions: Positions, mixed: torch.Tensor, slope: torch.Tensor) -> Factors:
-    """Factors of how far queries look, and exceptions at every third distance."""
+def of_rows(positions: Positions, mixed: torch.Tensor, slope: torch.Tensor) -> LowRankBias:
+    """LowRankBias of how far queries look, and exceptions at every third distance."""
     place, distances = positions.furthest.double(), DistanceTables(positions).distances.values.double()
     query = torch.stack([(0.3 * place).sin(), torch.ones_like(place)], -1)
     distance = slope[:, None, None] * torch.stack([distances * mixed[0, 0], (distances * 0.2).cos()])
     where = (distances % 3 == 0).nonzero()[:, 0]
-    return Factors(query, distance, (mixed[1, 1] * place)[:, None, :, None] * distance[:, :1, where], where)
+    return LowRankBias(query, distance, (mixed[1, 1] * place)[:, None, :, None] * distance[:, :1, where], where)
 
 
 DENSE = {"of both": of_both, "of places": of_places}

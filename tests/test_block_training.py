@@ -56,7 +56,7 @@ def small_blocks() -> Iterator[None]:
 def masks() -> Iterator[list[Any]]:
     """The block and the factor of each draw of dropout, forward and backward, in order."""
     drawn: list[Any] = []
-    draw = blockwise_forward.kept
+    draw = blockwise_forward.dropout_mask
 
     def remember(plan: Any, block: Any, weights: torch.Tensor) -> torch.Tensor | None:
         factor = draw(plan, block, weights)
@@ -65,7 +65,7 @@ def masks() -> Iterator[list[Any]]:
 
     with pytest.MonkeyPatch.context() as patching:
         for module in (blockwise, blockwise_backward):
-            patching.setattr(module, "kept", remember)
+            patching.setattr(module, "dropout_mask", remember)
         yield drawn
 
 

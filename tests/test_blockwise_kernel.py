@@ -20,9 +20,9 @@ from hf_relpos.model import blockwise_attention
 from hf_relpos.model import blockwise_backward
 from hf_relpos.model import blockwise_kernel
 from hf_relpos.model.blockwise_attention import blockwise_attention as attend
-from hf_relpos.model.toeplitz import collect
-from hf_relpos.model.toeplitz import collected
-from hf_relpos.model.toeplitz import spread_out
+from hf_relpos.model.toeplitz import padded_to_diagonals
+from hf_relpos.model.toeplitz import to_diagonals
+from hf_relpos.model.toeplitz import to_matrix
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -84,8 +84,8 @@ def test_kernel_takes_any_layout(layout: Callable[[torch.Tensor], torch.Tensor])
 @pytest.mark.parametrize("layout", [apart, across])
 def test_views_by_stride_take_any_layout(layout: Callable[[torch.Tensor], torch.Tensor]) -> None:
     numbers, matrix = torch.randn(2, 3, 7), torch.randn(2, 3, 5)
-    assert torch.equal(spread_out(layout(numbers), 3, 5), spread_out(numbers, 3, 5))
-    assert torch.equal(collected(layout(matrix)), collect(matrix))
+    assert torch.equal(to_matrix(layout(numbers), 3, 5), to_matrix(numbers, 3, 5))
+    assert torch.equal(padded_to_diagonals(layout(matrix)), to_diagonals(matrix))
 
 
 @pytest.mark.parametrize("head_dim", [1, 2, 4])

@@ -16,7 +16,7 @@ import hf_relpos
 from hf_relpos import SCHEMES
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosEncoderConfig
-from hf_relpos.model.scheme_base import Parameter
+from hf_relpos.model.scheme_base import ParameterSpec
 from hf_relpos.model.scheme_registry import scheme_parameters
 
 SMALL = {"num_hidden_layers": 2}
@@ -180,7 +180,7 @@ def test_types_are_checked(kind: Any, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_parameter_is_documented_and_bounded(name: str) -> None:
     for key, spec in SCHEMES[name].parameter_specs.items():
-        assert isinstance(spec, Parameter) and spec.help and spec.allowed
+        assert isinstance(spec, ParameterSpec) and spec.help and spec.allowed
         assert spec.check(key, spec.default) == spec.default
         with pytest.raises(ValueError, match=f"{key}=.* is not allowed: "):
             spec.check(key, "never allowed")

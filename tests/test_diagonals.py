@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hf_relpos.model import blockwise_key_terms
 from hf_relpos.model import toeplitz
-from hf_relpos.model.blockwise_buffers import Scratch
+from hf_relpos.model.blockwise_buffers import BufferPool
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 HEADS, BATCH, SIZE = 2, 3, 4
@@ -61,7 +61,7 @@ def test_spread_out(rows: int, columns: int, one: bool) -> None:
     """Of numbers that begin anywhere in a larger tensor, for each row or for all."""
     whole = numbers(HEADS, 1 if one else rows, rows + columns + 4)
     part = whole[..., 2 : rows + columns + 1]
-    found = toeplitz.spread_out(part, rows, columns)
+    found = toeplitz.to_matrix(part, rows, columns)
     assert found.data_ptr() == part.data_ptr(), "a copy"
     wanted = loop((HEADS, rows, columns), lambda h, r, c: part[h, 0 if one else r, r + c])
     assert torch.equal(found, wanted)
@@ -72,12 +72,12 @@ def test_spread_out(rows: int, columns: int, one: bool) -> None:
 def test_collect(rows: int, columns: int, heads: int, threads: int) -> None:
     matrix = numbers(heads, rows, columns)
     wanted = loop((heads, rows, rows + columns - 1), lambda h, r, d: matrix[h, r, d - r] if 0 <= d - r < columns else 0.0)
-    assert torch.equal(toeplitz.collect(matrix), wanted)
-    scratch = Scratch(matrix)
-    scratch.empty("matrix", 500).fill_(7.0)  # what was there before must not be seen
+    assert torch.equal(toeplitz.to_diagonals(matrix), wanted)
+    buffers = BufferPool(matrix)
+    buffers.empty("matrix", 500).fill_(7.0)  # what was there before must not be seen
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: threads)
-        found = scratch.matrix("matrix", heads, rows, columns).copy_(matrix)
+        found = buffers.matrix("matrix", heads, rows, columns).copy_(matrix)
     assert torch.equal(toeplitz.collected(found), wanted)
     view = toeplitz.collected(found).data_ptr() == found.data_ptr()
     assert view == (heads == 1 or threads == 1), "a view where it is free"
@@ -137,13 +137,13 @@ def test_key_products(rows: int, columns: int, entries: int, first: int, shared:
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(blockwise_key_terms, "TILE", tile)
         found = scores.expand_as(wanted).clone()
-        blockwise_key_terms.add_key_products(found, keys, vectors, first, Scratch(keys))
+        blockwise_key_terms.add_key_products(found, keys, vectors, first, BufferPool(keys))
         torch.testing.assert_close(found, scores + wanted, **EXACT)
         total = torch.ones_like(vectors)
-        found = blockwise_key_terms.key_product_gradients(slope, keys, vectors, first, total, Scratch(keys))
+        found = blockwise_key_terms.key_product_gradients(slope, keys, vectors, first, total, BufferPool(keys))
         torch.testing.assert_close(found, of_keys, **EXACT)
         torch.testing.assert_close(total, 1 + of_vectors, **EXACT)
-        found = blockwise_key_terms.key_product_gradients(slope, keys, vectors, first, None, Scratch(keys))
+        found = blockwise_key_terms.key_product_gradients(slope, keys, vectors, first, None, BufferPool(keys))
         torch.testing.assert_close(found, of_keys, **EXACT)
 
 
@@ -160,10 +160,10 @@ def test_key_products_at_full_size(rows: int, columns: int, first: int, shared: 
     gradients = torch.autograd.grad(wanted, [keys, vectors], slope)
     with torch.no_grad():
         found = scores.expand_as(wanted).clone()
-        blockwise_key_terms.add_key_products(found, keys, vectors, first, Scratch(keys))
+        blockwise_key_terms.add_key_products(found, keys, vectors, first, BufferPool(keys))
         torch.testing.assert_close(found, scores + wanted, **EXACT)
         total = torch.zeros_like(vectors)
-        found = blockwise_key_terms.key_product_gradients(slope, keys, vectors, first, total, Scratch(keys))
+        found = blockwise_key_terms.key_product_gradients(slope, keys, vectors, first, total, BufferPool(keys))
     torch.testing.assert_close([found, total], list(gradients), rtol=1e-10, atol=1e-10)
 
 
@@ -172,9 +172,9 @@ def test_sums_are_kept_in_the_precision_of_the_total() -> None:
     keys, vectors = numbers(HEADS, BATCH, 9, SIZE), numbers(HEADS, 5, SIZE, seed=1)
     slope, total = numbers(HEADS, BATCH, 6, 9, seed=2), torch.full((HEADS, 5, SIZE), 4096.0)
     half = keys.bfloat16()
-    blockwise_key_terms.key_product_gradients(slope.bfloat16(), half, vectors.bfloat16(), -2, total, Scratch(half))
+    blockwise_key_terms.key_product_gradients(slope.bfloat16(), half, vectors.bfloat16(), -2, total, BufferPool(half))
     exact = torch.full_like(vectors, 4096.0)
-    blockwise_key_terms.key_product_gradients(slope, keys, vectors, -2, exact, Scratch(keys))
+    blockwise_key_terms.key_product_gradients(slope, keys, vectors, -2, exact, BufferPool(keys))
     assert (total - exact).abs().max() < 1, "steps of bfloat16 at 4096 are 32"
     torch.testing.assert_close(total.double() - 4096, exact - 4096, rtol=0.1, atol=0.2)
-    assert toeplitz.collect(torch.ones(1, 1)).tolist() == [[1.0]]
+    assert toeplitz.to_diagonals(torch.ones(1, 1)).tolist() == [[1.0]]

@@ -190,7 +190,7 @@ class Tilted(PositionScheme):
     def encode_key(self, key: torch.Tensor, prepared: Any) -> torch.Tensor:
         return key + self.tilt
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def scale_after_cache(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return query - self.tilt, key
 
     def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,7 @@ def test_xpos_is_that_of_x_transformers() -> None:
             (1, length), query, causal=True, memory_slots=20 - length, memory_length=torch.tensor([20 - length])
         )
         prepared = scheme.prepare(positions)
-        met = scheme.meet(scheme.encode_query(queries, prepared), scheme.encode_key(key, prepared), prepared)
+        met = scheme.scale_after_cache(scheme.encode_query(queries, prepared), scheme.encode_key(key, prepared), prepared)
         found = met[0] @ met[1].mT
         torch.testing.assert_close(found[..., positions.visible[0, 0]], wanted[..., positions.visible[0, 0]])
 

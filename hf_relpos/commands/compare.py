@@ -52,7 +52,7 @@ class Choice:
 
 
 def choices(varied: Sequence[str]) -> list[Choice]:
-    """All combinations of `argument=value,value,...`; `position_scheme=all` stands for every decoder scheme.
+    """Return all combinations of `argument=value,value,...`; `position_scheme=all` stands for every decoder scheme.
 
     Raises:
         ValueError: a piece that is not of that form.
@@ -140,7 +140,7 @@ def run_one(task: Task) -> dict[str, Any]:
 
 
 def summarise(found: dict[Choice, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row a choice, the best validation loss first: means over seeds, and the spread of the loss."""
+    """Return one row a choice, the best validation loss first: means over seeds, and the spread of the loss."""
 
     def mean(runs: list[dict[str, Any]], key: str) -> float | None:
         values = [run[key] for run in runs if key in run]
@@ -157,7 +157,7 @@ def summarise(found: dict[Choice, list[dict[str, Any]]]) -> list[dict[str, Any]]
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
-    """The rows as a Markdown table; columns without a number are left out."""
+    """Format the rows as a Markdown table; leave out columns without a number."""
     columns = [column for column in rows[0] if any(row[column] is not None for row in rows)]
 
     def cell(value: Any) -> str:
@@ -174,7 +174,7 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(found: dict[Choice, list[dict[str, Any]]], path: Path) -> None:
-    """A dot for each run, its validation loss across, the choices down, the best on top."""
+    """Draw a dot for each run: validation loss across, choices down, the best on top."""
     from matplotlib.figure import Figure
 
     ordered = sorted(found, key=lambda choice: -statistics.mean(run["eval_loss"] for run in found[choice]))

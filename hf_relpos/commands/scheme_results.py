@@ -89,7 +89,7 @@ def results_table(name: str, benchmarks: Path) -> str:
 
 
 def _compared_with(column: dict[str, str], encoder: bool) -> str:
-    """The baseline's cell, or the best and the worst one where there is no baseline."""
+    """Return the baseline's cell, or the best and the worst one where there is no baseline."""
     if baseline := column.get("baseline, bidirectional" if encoder else "baseline, causal"):
         return f"baseline {baseline}"
     ranked = sorted(column, key=lambda name: float(column[name]))

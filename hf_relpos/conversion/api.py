@@ -22,8 +22,8 @@ from hf_relpos.conversion.rules import Report
 from hf_relpos.conversion.rules import Rule
 from hf_relpos.conversion.rules import apply_rules
 from hf_relpos.conversion.rules import check_shapes
-from hf_relpos.conversion.rules import settle_tied
-from hf_relpos.conversion.rules import under
+from hf_relpos.conversion.rules import resolve_tied
+from hf_relpos.conversion.rules import with_prefix
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.conversion.sources import SOURCES
 from hf_relpos.conversion.sources import source_name
@@ -79,7 +79,7 @@ def convert_folder(source: str, output: str | Path, allow_pickle: bool = False) 
 def _convert(
     source: str, config: PreTrainedConfig | dict[str, Any], state_dict: Mapping[str, torch.Tensor]
 ) -> tuple[PreTrainedModel, dict[str, torch.Tensor], Report]:
-    """The model without memory, its weights, and the report."""
+    """Convert, and return the model without memory, its weights, and the report."""
     kind = source_name(source)
     try:
         settings = Settings(kind, config)
@@ -95,7 +95,7 @@ def _convert(
     with torch.device("meta"):
         model = (plan.base if head is None else head.model)(ours)
     found = apply_rules(_rules(plan, head), state_dict, plan.prefix, report)
-    tied = settle_tied(found, model.all_tied_weights_keys, report)
+    tied = resolve_tied(found, model.all_tied_weights_keys, report)
     if not tied.issuperset(model.all_tied_weights_keys):
         ours.tie_word_embeddings = False
     expected = {name: weight.shape for name, weight in model.state_dict().items() if name not in tied}
@@ -111,14 +111,14 @@ def _convert(
 
 
 def _rules(plan: Plan, head: Head | None) -> list[Rule]:
-    """All rules; with a head, the weights of the base model stand under `model`."""
+    """Return all rules; with a head, the weights of the base model stand under `model`."""
     if head is None:
         return list(plan.rules)
-    return [*head.rules, *(under("model.", rule) for rule in plan.rules)]
+    return [*head.rules, *(with_prefix("model.", rule) for rule in plan.rules)]
 
 
 def _kind(checkpoint: Checkpoint) -> str:
-    """What a checkpoint says that it is."""
+    """Return the `model_type` that a checkpoint names."""
     if "model_type" in checkpoint.config:
         return checkpoint.config["model_type"]
     if "n_token" in checkpoint.config:  # the arguments of Transformer-XL's own code

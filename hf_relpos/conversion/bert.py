@@ -10,8 +10,8 @@ from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.plan import encoder_heads
 from hf_relpos.conversion.rules import Rule
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import leave
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
+from hf_relpos.conversion.rules import skip
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
 from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
@@ -22,26 +22,26 @@ KINDS = {"absolute": "learned_absolute", "relative_key": "shaw", "relative_key_q
 ABSOLUTE = "position_schemes.shared.learned_absolute.position_embeddings"
 """The weight here of learned absolute positions."""
 LAYER_RULES = [
-    move(r"embeddings\.word_embeddings\.weight", "embed_tokens.weight"),
-    move(r"embeddings\.token_type_embeddings\.weight", "embed_types.weight"),
-    move(r"embeddings\.LayerNorm\.(\w+)", r"embed_norm.\1"),
-    move(
+    rename(r"embeddings\.word_embeddings\.weight", "embed_tokens.weight"),
+    rename(r"embeddings\.token_type_embeddings\.weight", "embed_types.weight"),
+    rename(r"embeddings\.LayerNorm\.(\w+)", r"embed_norm.\1"),
+    rename(
         r"encoder\.layer\.(\d+)\.attention\.self\.(q|k|v)(?:uery|ey|alue)(?:_proj)?\.(\w+)",
         r"layers.\1.attention.\2_proj.\3",
     ),
-    move(r"encoder\.layer\.(\d+)\.attention\.output\.dense\.(\w+)", r"layers.\1.attention.o_proj.\2"),
-    move(r"encoder\.layer\.(\d+)\.attention\.output\.LayerNorm\.(\w+)", r"layers.\1.attention_norm.\2"),
-    move(r"encoder\.layer\.(\d+)\.intermediate\.dense\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
-    move(r"encoder\.layer\.(\d+)\.output\.dense\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
-    move(r"encoder\.layer\.(\d+)\.output\.LayerNorm\.(\w+)", r"layers.\1.mlp_norm.\2"),
-    leave(r"embeddings\.position_ids", "a counter"),
-    leave(r"pooler\..*", "classifiers here read the hidden states without a pooler"),
+    rename(r"encoder\.layer\.(\d+)\.attention\.output\.dense\.(\w+)", r"layers.\1.attention.o_proj.\2"),
+    rename(r"encoder\.layer\.(\d+)\.attention\.output\.LayerNorm\.(\w+)", r"layers.\1.attention_norm.\2"),
+    rename(r"encoder\.layer\.(\d+)\.intermediate\.dense\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
+    rename(r"encoder\.layer\.(\d+)\.output\.dense\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
+    rename(r"encoder\.layer\.(\d+)\.output\.LayerNorm\.(\w+)", r"layers.\1.mlp_norm.\2"),
+    skip(r"embeddings\.position_ids", "a counter"),
+    skip(r"pooler\..*", "classifiers here read the hidden states without a pooler"),
 ]
-OTHER_HEADS = leave(r"(cls|classifier|sequence_summary|qa_outputs)\..*", "a head that the converted model does not have")
+OTHER_HEADS = skip(r"(cls|classifier|sequence_summary|qa_outputs)\..*", "a head that the converted model does not have")
 
 
 def common_fields(settings: Settings) -> dict[str, Any]:
-    """The fields that BERT and its relatives share."""
+    """Return the fields that BERT and its relatives share."""
     return settings.common() | {
         "intermediate_size": settings("intermediate_size"),
         "hidden_act": settings("hidden_act"),
@@ -58,13 +58,13 @@ def common_fields(settings: Settings) -> dict[str, Any]:
 
 
 def language_heads(causal: bool) -> list[Head]:
-    """The heads of an encoder or a decoder whose language-model head has a dense layer and a norm of its own."""
+    """Return the heads of an encoder or a decoder whose language-model head has a dense layer and a norm of its own."""
     dense, norm = ("head_projection.0", "head_projection.2") if causal else ("head_dense", "head_norm")
     rules = [
-        move(r"cls\.predictions\.transform\.dense\.(\w+)", rf"{dense}.\1"),
-        move(r"cls\.predictions\.transform\.LayerNorm\.(\w+)", rf"{norm}.\1"),
-        move(r"cls\.predictions\.decoder\.weight", "lm_head.weight"),
-        move(r"cls\.predictions\.(?:decoder\.)?bias", "lm_head.bias"),
+        rename(r"cls\.predictions\.transform\.dense\.(\w+)", rf"{dense}.\1"),
+        rename(r"cls\.predictions\.transform\.LayerNorm\.(\w+)", rf"{norm}.\1"),
+        rename(r"cls\.predictions\.decoder\.weight", "lm_head.weight"),
+        rename(r"cls\.predictions\.(?:decoder\.)?bias", "lm_head.bias"),
     ]
     return decoder_heads(*rules)[:1] if causal else encoder_heads(*rules)
 
@@ -78,7 +78,7 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     rules: list[Rule] = [*LAYER_RULES]
     absolute = r"embeddings\.position_embeddings\.weight"
     if kind == "absolute":
-        rules.append(move(absolute, ABSOLUTE))
+        rules.append(rename(absolute, ABSOLUTE))
     else:
         furthest = fields["max_position_embeddings"] - 1
         meets = "both" if kind == "relative_key_query" else "query"
@@ -89,8 +89,8 @@ def plan(settings: Settings, weights: Weights) -> Plan:
             return table.flip(0)[: furthest + 1] if causal else table.flip(0)
 
         table = r"encoder\.layer\.(\d+)\.attention\.self\.distance_embedding\.weight"
-        rules.append(move(table, r"position_schemes.\1.shaw.key_table", change=turn))
-        rules.append(leave(absolute, f"position_embedding_type={kind!r} does not add absolute positions"))
+        rules.append(rename(table, r"position_schemes.\1.shaw.key_table", change=turn))
+        rules.append(skip(absolute, f"position_embedding_type={kind!r} does not add absolute positions"))
     config = RelPosDecoderConfig(**fields, lm_head_dense=True, lm_head_bias=True) if causal else RelPosEncoderConfig(**fields)
     base = RelPosDecoderModel if causal else RelPosEncoderModel
     return Plan(config, base, "bert.", [*rules, OTHER_HEADS], language_heads(causal))

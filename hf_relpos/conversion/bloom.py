@@ -4,7 +4,7 @@ from hf_relpos.conversion.fused_layers import layer_rules
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
 from hf_relpos.conversion.rules import split_heads
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
@@ -26,10 +26,10 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         position_scheme="alibi",
     )
     rules = [
-        move(r"word_embeddings\.weight", "embed_tokens.weight"),
-        move(r"word_embeddings_layernorm\.(\w+)", r"embed_norm.\1"),
+        rename(r"word_embeddings\.weight", "embed_tokens.weight"),
+        rename(r"word_embeddings_layernorm\.(\w+)", r"embed_norm.\1"),
         *layer_rules("h", "self_attention", split_heads(config.num_attention_heads, by_head=True)),
-        move(r"ln_f\.(\w+)", r"norm.\1"),
+        rename(r"ln_f\.(\w+)", r"norm.\1"),
     ]
-    head = move(r"lm_head\.weight", "lm_head.weight")
+    head = rename(r"lm_head\.weight", "lm_head.weight")
     return Plan(config, RelPosDecoderModel, "transformer.", rules, decoder_heads(head))

@@ -27,7 +27,7 @@ class Checkpoint:
 
 
 def find_file(source: str, name: str) -> Path | None:
-    """A file of a folder or of a repository on the Hub, or None when it has none of that name."""
+    """Return a file of a folder or of a repository on the Hub, or None when it has none of that name."""
     if Path(source).is_dir():
         return path if (path := Path(source) / name).is_file() else None
     if Path(source).is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
@@ -41,7 +41,7 @@ def find_file(source: str, name: str) -> Path | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object from a JSON file, or a ValueError that names the file."""
+    """Read an object from a JSON file; a ValueError names a file that holds none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -74,7 +74,7 @@ def read_checkpoint(source: str, allow_pickle: bool = False) -> Checkpoint:
 
 
 def _read_weights(source: str, path: Path) -> dict[str, torch.Tensor]:
-    """The weights of one file, or of all that an index names."""
+    """Read the weights of one file, or of all files that an index names."""
     if path.suffix != ".json":
         return _read_file(path)
     placed = read_json(path).get("weight_map")

@@ -9,8 +9,8 @@ from hf_relpos.conversion.bert import language_heads
 from hf_relpos.conversion.plan import Head
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import leave
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
+from hf_relpos.conversion.rules import skip
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.model.modeling_relpos import RelPosEncoderModel
@@ -18,22 +18,22 @@ from hf_relpos.model.modeling_relpos import RelPosEncoderModel
 NEW_HEAD = r"lm_predictions\.lm_head\."
 RULES = [
     *LAYER_RULES,
-    move(r"embeddings\.embed_proj\.weight", "embed_projection.weight"),
-    move(r"encoder\.rel_embeddings\.weight", "position_schemes.shared.deberta.table"),
-    move(r"encoder\.LayerNorm\.(\w+)", r"position_schemes.shared.deberta.norm.\1"),
-    move(
+    rename(r"embeddings\.embed_proj\.weight", "embed_projection.weight"),
+    rename(r"encoder\.rel_embeddings\.weight", "position_schemes.shared.deberta.table"),
+    rename(r"encoder\.LayerNorm\.(\w+)", r"position_schemes.shared.deberta.norm.\1"),
+    rename(
         r"encoder\.layer\.(\d+)\.attention\.self\.pos_key_proj\.weight",
         r"position_schemes.shared.deberta.key_projections.\1.weight",
     ),
-    move(
+    rename(
         r"encoder\.layer\.(\d+)\.attention\.self\.pos_query_proj\.(\w+)",
         r"position_schemes.shared.deberta.query_projections.\1.\2",
     ),
-    leave(
+    skip(
         r"encoder\.layer\.\d+\.attention\.self\.pos_key_proj\.bias",
         "it adds the same to the scores of all keys, which changes no probability",
     ),
-    leave(r"mask_predictions\..*", "a part of pretraining that has no head here"),
+    skip(r"mask_predictions\..*", "a part of pretraining that has no head here"),
     OTHER_HEADS,
 ]
 
@@ -55,16 +55,16 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     if new:
         fields["tie_word_embeddings"] = True  # this head reads the embeddings themselves
         rules = [
-            move(NEW_HEAD + r"dense\.(\w+)", r"head_dense.\1"),
-            move(NEW_HEAD + r"LayerNorm\.(\w+)", r"head_norm.\1"),
-            move(NEW_HEAD + r"bias", "lm_head.bias"),
+            rename(NEW_HEAD + r"dense\.(\w+)", r"head_dense.\1"),
+            rename(NEW_HEAD + r"LayerNorm\.(\w+)", r"head_norm.\1"),
+            rename(NEW_HEAD + r"bias", "lm_head.bias"),
         ]
         head = Head(head.model, head.architectures, tuple(rules))
     return Plan(RelPosEncoderConfig(**fields), RelPosEncoderModel, "deberta.", RULES, [head, *others])
 
 
 def _parameters(settings: Settings) -> dict[str, Any]:
-    """The parameters of `deberta`."""
+    """Return the parameters of `deberta`."""
     kinds = set(settings("pos_att_type", []))
     if not kinds or kinds - {"c2p", "p2c"}:
         raise ValueError(f"deberta-v2: pos_att_type={sorted(kinds)} cannot be converted; c2p, p2c or both can")

@@ -9,8 +9,8 @@ from hf_relpos.conversion.bert import common_fields
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import encoder_heads
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import leave
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
+from hf_relpos.conversion.rules import skip
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.model.modeling_relpos import RelPosEncoderModel
@@ -26,14 +26,14 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     settings.require("position_embedding_type", ["absolute"], "transformers no longer loads the others")
     fields: dict[str, Any] = common_fields(settings) | {"position_scheme": "learned_absolute"}
     language = [
-        move(r"generator_predictions\.dense\.(\w+)", r"head_dense.\1"),
-        move(r"generator_predictions\.LayerNorm\.(\w+)", r"head_norm.\1"),
-        move(r"generator_lm_head\.(\w+)", r"lm_head.\1"),
+        rename(r"generator_predictions\.dense\.(\w+)", r"head_dense.\1"),
+        rename(r"generator_predictions\.LayerNorm\.(\w+)", r"head_norm.\1"),
+        rename(r"generator_lm_head\.(\w+)", r"lm_head.\1"),
     ]
     rules = [
-        move(r"embeddings\.position_embeddings\.weight", ABSOLUTE),
+        rename(r"embeddings\.position_embeddings\.weight", ABSOLUTE),
         *LAYER_RULES,
-        leave(r"(generator|discriminator)_(predictions|lm_head)\..*", "a head that the converted model does not have"),
+        skip(r"(generator|discriminator)_(predictions|lm_head)\..*", "a head that the converted model does not have"),
         OTHER_HEADS,
     ]
     return Plan(RelPosEncoderConfig(**fields), RelPosEncoderModel, "electra.", rules, encoder_heads(*language))

@@ -9,7 +9,7 @@ from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.plan import rotary_parameters
 from hf_relpos.conversion.rules import Rule
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
 from hf_relpos.conversion.rules import split_heads
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
@@ -44,10 +44,10 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         raise ValueError("falcon: new_decoder_architecture=True needs parallel_attn=True: its layers have no second norm else")
     together = grouped or groups == 1
     change = split_groups(groups, fields["hidden_size"] // heads) if together else split_heads(heads, by_head=True)
-    rules: list[Rule] = [move(r"word_embeddings\.weight", "embed_tokens.weight"), move(r"ln_f\.(\w+)", r"norm.\1")]
+    rules: list[Rule] = [rename(r"word_embeddings\.weight", "embed_tokens.weight"), rename(r"ln_f\.(\w+)", r"norm.\1")]
     if parallel and norms == 1:  # one norm serves both
         both = (r"layers.\1.attention_norm.\2", r"layers.\1.mlp_norm.\2")
-        rules.append(move(r"h\.(\d+)\.input_layernorm\.(\w+)", *both))
+        rules.append(rename(r"h\.(\d+)\.input_layernorm\.(\w+)", *both))
     rules += layer_rules("h", "self_attention", change)
-    head = move(r"lm_head\.weight", "lm_head.weight")
+    head = rename(r"lm_head\.weight", "lm_head.weight")
     return Plan(config, RelPosDecoderModel, "transformer.", rules, decoder_heads(head))

@@ -95,7 +95,7 @@ def _take_over_tokens(model: PreTrainedModel, source: str) -> None:
 
 
 def _card(title: str, model: PreTrainedModel, source: str, report: Report) -> str:
-    """The model card: what it was converted from, and what became of the weights."""
+    """Write the model card: what the model was converted from, and what became of the weights."""
     config = model.config
     name = type(model).__name__
     auto = next(auto for auto, entry in config.auto_map.items() if entry.endswith(f".{name}"))

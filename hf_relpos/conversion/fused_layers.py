@@ -4,7 +4,7 @@ import torch
 
 from hf_relpos.conversion.rules import Change
 from hf_relpos.conversion.rules import Rule
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
 
 FUSED = tuple(rf"layers.\1.attention.{letter}_proj.\2" for letter in "qkv")
 
@@ -19,12 +19,12 @@ def layer_rules(layer: str, attention: str, change: Change) -> list[Rule]:
     """
     start = rf"{layer}\.(\d+)\."
     return [
-        move(rf"{start}{attention}\.query_key_value\.(\w+)", *FUSED, change=change),
-        move(rf"{start}{attention}\.dense\.(\w+)", r"layers.\1.attention.o_proj.\2"),
-        move(rf"{start}(?:input_layernorm|ln_attn)\.(\w+)", r"layers.\1.attention_norm.\2"),
-        move(rf"{start}(?:post_attention_layernorm|ln_mlp)\.(\w+)", r"layers.\1.mlp_norm.\2"),
-        move(rf"{start}mlp\.dense_h_to_4h\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
-        move(rf"{start}mlp\.dense_4h_to_h\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
+        rename(rf"{start}{attention}\.query_key_value\.(\w+)", *FUSED, change=change),
+        rename(rf"{start}{attention}\.dense\.(\w+)", r"layers.\1.attention.o_proj.\2"),
+        rename(rf"{start}(?:input_layernorm|ln_attn)\.(\w+)", r"layers.\1.attention_norm.\2"),
+        rename(rf"{start}(?:post_attention_layernorm|ln_mlp)\.(\w+)", r"layers.\1.mlp_norm.\2"),
+        rename(rf"{start}mlp\.dense_h_to_4h\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
+        rename(rf"{start}mlp\.dense_4h_to_h\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
     ]
 
 

@@ -7,8 +7,8 @@ from hf_relpos.conversion.fused_layers import FUSED
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import leave
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
+from hf_relpos.conversion.rules import skip
 from hf_relpos.conversion.rules import split_heads
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
@@ -40,16 +40,16 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         return weight.mT if weight.dim() == 2 else weight
 
     rules = [
-        move(r"wte\.weight", "embed_tokens.weight"),
-        move(r"wpe\.weight", ABSOLUTE),
-        move(r"h\.(\d+)\.attn\.c_attn\.(\w+)", *FUSED, change=lambda weight: split(turn(weight))),
-        move(r"h\.(\d+)\.attn\.c_proj\.(\w+)", r"layers.\1.attention.o_proj.\2", change=turn),
-        move(r"h\.(\d+)\.ln_1\.(\w+)", r"layers.\1.attention_norm.\2"),
-        move(r"h\.(\d+)\.ln_2\.(\w+)", r"layers.\1.mlp_norm.\2"),
-        move(r"h\.(\d+)\.mlp\.c_fc\.(\w+)", r"layers.\1.mlp.up_proj.\2", change=turn),
-        move(r"h\.(\d+)\.mlp\.c_proj\.(\w+)", r"layers.\1.mlp.down_proj.\2", change=turn),
-        move(r"ln_f\.(\w+)", r"norm.\1"),
-        leave(r"h\.\d+\.attn\.(masked_)?bias", "a mask"),
+        rename(r"wte\.weight", "embed_tokens.weight"),
+        rename(r"wpe\.weight", ABSOLUTE),
+        rename(r"h\.(\d+)\.attn\.c_attn\.(\w+)", *FUSED, change=lambda weight: split(turn(weight))),
+        rename(r"h\.(\d+)\.attn\.c_proj\.(\w+)", r"layers.\1.attention.o_proj.\2", change=turn),
+        rename(r"h\.(\d+)\.ln_1\.(\w+)", r"layers.\1.attention_norm.\2"),
+        rename(r"h\.(\d+)\.ln_2\.(\w+)", r"layers.\1.mlp_norm.\2"),
+        rename(r"h\.(\d+)\.mlp\.c_fc\.(\w+)", r"layers.\1.mlp.up_proj.\2", change=turn),
+        rename(r"h\.(\d+)\.mlp\.c_proj\.(\w+)", r"layers.\1.mlp.down_proj.\2", change=turn),
+        rename(r"ln_f\.(\w+)", r"norm.\1"),
+        skip(r"h\.\d+\.attn\.(masked_)?bias", "a mask"),
     ]
-    head = move(r"lm_head\.weight", "lm_head.weight")
+    head = rename(r"lm_head\.weight", "lm_head.weight")
     return Plan(config, RelPosDecoderModel, "transformer.", rules, decoder_heads(head))

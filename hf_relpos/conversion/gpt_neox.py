@@ -5,8 +5,8 @@ from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.plan import rotary_parameters
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import leave
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
+from hf_relpos.conversion.rules import skip
 from hf_relpos.conversion.rules import split_heads
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
@@ -30,11 +30,11 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         position_parameters=rotary_parameters(settings),
     )
     rules = [
-        move(r"embed_in\.weight", "embed_tokens.weight"),
+        rename(r"embed_in\.weight", "embed_tokens.weight"),
         *layer_rules("layers", "attention", split_heads(config.num_attention_heads, by_head=True)),
-        move(r"final_layer_norm\.(\w+)", r"norm.\1"),
-        leave(r".*rotary_emb\.inv_freq", "follows from the configuration"),
-        leave(r"layers\.\d+\.attention\.(masked_)?bias", "a mask"),
+        rename(r"final_layer_norm\.(\w+)", r"norm.\1"),
+        skip(r".*rotary_emb\.inv_freq", "follows from the configuration"),
+        skip(r"layers\.\d+\.attention\.(masked_)?bias", "a mask"),
     ]
-    head = move(r"(?:embed_out|lm_head)\.weight", "lm_head.weight")
+    head = rename(r"(?:embed_out|lm_head)\.weight", "lm_head.weight")
     return Plan(config, RelPosDecoderModel, "gpt_neox.", rules, decoder_heads(head))

@@ -4,20 +4,20 @@ from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.plan import rotary_parameters
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import leave
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
+from hf_relpos.conversion.rules import skip
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
 from hf_relpos.model.modeling_relpos import RelPosDecoderModel
 
 RULES = [
-    move(r"embed_tokens\.weight", "embed_tokens.weight"),
-    move(r"layers\.(\d+)\.self_attn\.(\w)_proj\.(\w+)", r"layers.\1.attention.\2_proj.\3"),
-    move(r"layers\.(\d+)\.mlp\.(\w+)_proj\.(\w+)", r"layers.\1.mlp.\2_proj.\3"),
-    move(r"layers\.(\d+)\.input_layernorm\.weight", r"layers.\1.attention_norm.weight"),
-    move(r"layers\.(\d+)\.post_attention_layernorm\.weight", r"layers.\1.mlp_norm.weight"),
-    move(r"norm\.weight", "norm.weight"),
-    leave(r".*rotary_emb\.inv_freq", "follows from the configuration"),
+    rename(r"embed_tokens\.weight", "embed_tokens.weight"),
+    rename(r"layers\.(\d+)\.self_attn\.(\w)_proj\.(\w+)", r"layers.\1.attention.\2_proj.\3"),
+    rename(r"layers\.(\d+)\.mlp\.(\w+)_proj\.(\w+)", r"layers.\1.mlp.\2_proj.\3"),
+    rename(r"layers\.(\d+)\.input_layernorm\.weight", r"layers.\1.attention_norm.weight"),
+    rename(r"layers\.(\d+)\.post_attention_layernorm\.weight", r"layers.\1.mlp_norm.weight"),
+    rename(r"norm\.weight", "norm.weight"),
+    skip(r".*rotary_emb\.inv_freq", "follows from the configuration"),
 ]
 
 
@@ -39,4 +39,4 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         position_scheme="rope",
         position_parameters=rotary_parameters(settings),
     )
-    return Plan(config, RelPosDecoderModel, "model.", RULES, decoder_heads(move(r"lm_head\.weight", "lm_head.weight")))
+    return Plan(config, RelPosDecoderModel, "model.", RULES, decoder_heads(rename(r"lm_head\.weight", "lm_head.weight")))

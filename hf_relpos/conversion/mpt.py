@@ -6,7 +6,7 @@ from hf_relpos.conversion.fused_layers import FUSED
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
 from hf_relpos.conversion.rules import split_heads
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
@@ -39,13 +39,13 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         position_scheme="alibi",
     )
     rules = [
-        move(r"wte\.weight", "embed_tokens.weight"),
-        move(r"blocks\.(\d+)\.attn\.Wqkv\.(\w+)", *FUSED, change=split_heads(config.num_attention_heads, by_head=False)),
-        move(r"blocks\.(\d+)\.attn\.out_proj\.(\w+)", r"layers.\1.attention.o_proj.\2"),
-        move(r"blocks\.(\d+)\.norm_1\.(\w+)", r"layers.\1.attention_norm.\2"),
-        move(r"blocks\.(\d+)\.norm_2\.(\w+)", r"layers.\1.mlp_norm.\2"),
-        move(r"blocks\.(\d+)\.ffn\.(up|down)_proj\.(\w+)", r"layers.\1.mlp.\2_proj.\3"),
-        move(r"norm_f\.(\w+)", r"norm.\1"),
+        rename(r"wte\.weight", "embed_tokens.weight"),
+        rename(r"blocks\.(\d+)\.attn\.Wqkv\.(\w+)", *FUSED, change=split_heads(config.num_attention_heads, by_head=False)),
+        rename(r"blocks\.(\d+)\.attn\.out_proj\.(\w+)", r"layers.\1.attention.o_proj.\2"),
+        rename(r"blocks\.(\d+)\.norm_1\.(\w+)", r"layers.\1.attention_norm.\2"),
+        rename(r"blocks\.(\d+)\.norm_2\.(\w+)", r"layers.\1.mlp_norm.\2"),
+        rename(r"blocks\.(\d+)\.ffn\.(up|down)_proj\.(\w+)", r"layers.\1.mlp.\2_proj.\3"),
+        rename(r"norm_f\.(\w+)", r"norm.\1"),
     ]
-    head = move(r"lm_head\.weight", "lm_head.weight")
+    head = rename(r"lm_head\.weight", "lm_head.weight")
     return Plan(config, RelPosDecoderModel, "transformer.", rules, decoder_heads(head))

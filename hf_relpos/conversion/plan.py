@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from hf_relpos.conversion.rules import Rule
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosConfig
 from hf_relpos.model.modeling_relpos import RelPosDecoderForCausalLM
@@ -59,7 +59,7 @@ class Plan:
     notes: Sequence[str] = ()
 
     def choose_head(self, architectures: Sequence[str], weights: Weights) -> Head | None:
-        """The head that the architectures name, or the language-model head when its weights are there."""
+        """Return the head that the architectures name, or the language-model head when its weights are there."""
         for head in self.heads:
             if any(name.endswith(head.architectures) for name in architectures):
                 return head
@@ -71,8 +71,8 @@ class Plan:
 
 
 def decoder_heads(*language_rules: Rule) -> list[Head]:
-    """The heads of a decoder; its classifiers are one linear layer over the last token, or over each."""
-    scores = move(r"(?:score|classifier)\.(\w+)", r"classifier.\1")
+    """Return the heads of a decoder; its classifiers are one linear layer over the last token, or over each."""
+    scores = rename(r"(?:score|classifier)\.(\w+)", r"classifier.\1")
     return [
         Head(RelPosDecoderForCausalLM, ("ForCausalLM", "LMHeadModel"), language_rules),
         Head(RelPosDecoderForSequenceClassification, ("ForSequenceClassification",), (scores,), ("classifier.bias",)),
@@ -81,8 +81,8 @@ def decoder_heads(*language_rules: Rule) -> list[Head]:
 
 
 def encoder_heads(*language_rules: Rule) -> list[Head]:
-    """The heads of an encoder that are one linear layer over each token, after the language-model head."""
-    tokens, answers = (move(rf"{name}\.(\w+)", r"classifier.\1") for name in ("classifier", "qa_outputs"))
+    """Return the heads of an encoder that are one linear layer over each token, after the language-model head."""
+    tokens, answers = (rename(rf"{name}\.(\w+)", r"classifier.\1") for name in ("classifier", "qa_outputs"))
     return [
         Head(RelPosEncoderForMaskedLM, ("ForMaskedLM", "ForPreTraining"), language_rules),
         Head(RelPosEncoderForTokenClassification, ("ForTokenClassification",), (tokens,)),
@@ -91,7 +91,7 @@ def encoder_heads(*language_rules: Rule) -> list[Head]:
 
 
 def rotary_parameters(settings: Settings) -> dict[str, Any]:
-    """The parameters of `rope` from transformers' `rope_parameters`.
+    """Return the parameters of `rope` from transformers' `rope_parameters`.
 
     Raises:
         ValueError: names a kind of scaling or a parameter that the scheme does not have.

@@ -11,8 +11,8 @@ from hf_relpos.conversion.bert import common_fields
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import encoder_heads
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import leave
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
+from hf_relpos.conversion.rules import skip
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.model.modeling_relpos import RelPosEncoderModel
@@ -32,16 +32,16 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         return table[first:]
 
     language = [
-        move(r"lm_head\.dense\.(\w+)", r"head_dense.\1"),
-        move(r"lm_head\.layer_norm\.(\w+)", r"head_norm.\1"),
-        move(r"lm_head\.decoder\.weight", "lm_head.weight"),
-        move(r"lm_head\.(?:decoder\.)?bias", "lm_head.bias"),
+        rename(r"lm_head\.dense\.(\w+)", r"head_dense.\1"),
+        rename(r"lm_head\.layer_norm\.(\w+)", r"head_norm.\1"),
+        rename(r"lm_head\.decoder\.weight", "lm_head.weight"),
+        rename(r"lm_head\.(?:decoder\.)?bias", "lm_head.bias"),
     ]
     rules = [
-        move(r"embeddings\.position_embeddings\.weight", ABSOLUTE, change=drop),
-        leave(r"embeddings\.token_type_ids", "zeros"),
+        rename(r"embeddings\.position_embeddings\.weight", ABSOLUTE, change=drop),
+        skip(r"embeddings\.token_type_ids", "zeros"),
         *LAYER_RULES,
-        leave(r"lm_head\..*", "a head that the converted model does not have"),
+        skip(r"lm_head\..*", "a head that the converted model does not have"),
         OTHER_HEADS,
     ]
     return Plan(RelPosEncoderConfig(**fields), RelPosEncoderModel, "roberta.", rules, encoder_heads(*language))

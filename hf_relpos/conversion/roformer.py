@@ -10,8 +10,8 @@ from hf_relpos.conversion.bert import common_fields
 from hf_relpos.conversion.bert import language_heads
 from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import leave
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
+from hf_relpos.conversion.rules import skip
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
 from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
@@ -34,8 +34,8 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         fields |= {"embedding_size": size, "embedding_norm": "before_projection"}
     rules = [
         *LAYER_RULES,
-        move(r"embeddings_project\.(\w+)", r"embed_projection.\1"),
-        leave(r"encoder\.embed_positions\.weight", "follows from the configuration"),
+        rename(r"embeddings_project\.(\w+)", r"embed_projection.\1"),
+        skip(r"encoder\.embed_positions\.weight", "follows from the configuration"),
         OTHER_HEADS,
     ]
     config = RelPosDecoderConfig(**fields, lm_head_dense=True, lm_head_bias=True) if causal else RelPosEncoderConfig(**fields)

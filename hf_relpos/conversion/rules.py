@@ -32,7 +32,7 @@ class Rule:
     reason: str = ""
 
     def apply(self, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The tensors that a weight becomes, by name; each has its own memory, unless it is the weight as it was."""
+        """Return the tensors that a weight becomes, by name; each has its own memory, unless it is the weight as it was."""
         parts: Sequence[torch.Tensor] = [weight] * len(self.targets)
         if self.change is not None:
             changed = self.change(weight)
@@ -43,18 +43,18 @@ class Rule:
         return dict(zip(names, parts, strict=True))
 
 
-def move(pattern: str, *targets: str, change: Change | None = None) -> Rule:
-    """A rule that moves a weight, unchanged by default."""
+def rename(pattern: str, *targets: str, change: Change | None = None) -> Rule:
+    """Return a rule that moves a weight, unchanged by default."""
     return Rule(pattern, targets, change)
 
 
-def leave(pattern: str, reason: str) -> Rule:
-    """A rule that leaves a weight out."""
+def skip(pattern: str, reason: str) -> Rule:
+    """Return a rule that leaves a weight out."""
     return Rule(pattern, reason=reason)
 
 
-def under(prefix: str, rule: Rule) -> Rule:
-    """The rule with all of its targets below a prefix."""
+def with_prefix(prefix: str, rule: Rule) -> Rule:
+    """Return the rule with all of its targets below a prefix."""
     return replace(rule, targets=tuple(prefix + target for target in rule.targets))
 
 
@@ -124,7 +124,7 @@ def apply_rules(rules: Sequence[Rule], weights: Weights, prefix: str, report: Re
     return found
 
 
-def settle_tied(found: dict[str, torch.Tensor], tied: Mapping[str, str], report: Report) -> set[str]:
+def resolve_tied(found: dict[str, torch.Tensor], tied: Mapping[str, str], report: Report) -> set[str]:
     """Leave out weights that are tied to others, if they are indeed the same; a head that differs is not tied.
 
     Args:

@@ -30,7 +30,7 @@ class Settings:
         self._read: set[str] = set()
 
     def __call__(self, name: str, *default: Any) -> Any:
-        """A field, or the default where there is none.
+        """Return a field, or the default where there is none.
 
         Raises:
             ValueError: there is neither.

@@ -50,7 +50,7 @@ REFUSED = {
 
 
 def source_name(name: Any) -> str:
-    """The name in `SOURCES`, or a ValueError that lists them; dashes and underscores mean the same."""
+    """Return the name in `SOURCES`, or raise a ValueError that lists them; dashes and underscores mean the same."""
     for known in SOURCES:
         if known.replace("-", "_") == str(name).lower().replace("-", "_"):
             return known

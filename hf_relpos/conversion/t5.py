@@ -7,9 +7,9 @@ from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import encoder_heads
 from hf_relpos.conversion.rules import Rule
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import leave
-from hf_relpos.conversion.rules import move
-from hf_relpos.conversion.rules import under
+from hf_relpos.conversion.rules import rename
+from hf_relpos.conversion.rules import skip
+from hf_relpos.conversion.rules import with_prefix
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.model.configuration_relpos_seq2seq import RelPosSeq2SeqConfig
@@ -17,7 +17,7 @@ from hf_relpos.model.modeling_relpos import RelPosEncoderModel
 from hf_relpos.model.modeling_relpos_seq2seq import RelPosSeq2SeqForConditionalGeneration
 from hf_relpos.model.modeling_relpos_seq2seq import RelPosSeq2SeqModel
 
-HEADS = leave(r"(classifier|classification_head|qa_outputs|lm_head)\..*", "a head that the converted model does not have")
+HEADS = skip(r"(classifier|classification_head|qa_outputs|lm_head)\..*", "a head that the converted model does not have")
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
@@ -25,7 +25,7 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     fields = _fields(settings)
     owner = r"\1" if fields["share_positions"] == "layer" else "shared"
     if not any(".decoder.block." in f".{name}" for name in weights):
-        rules = [move(r"shared\.weight", "embed_tokens.weight"), *_stack_rules("encoder", owner, ""), HEADS]
+        rules = [rename(r"shared\.weight", "embed_tokens.weight"), *_stack_rules("encoder", owner, ""), HEADS]
         return Plan(RelPosEncoderConfig(**fields), RelPosEncoderModel, "transformer.", rules, encoder_heads()[1:2])
     config = RelPosSeq2SeqConfig(
         **fields,
@@ -34,17 +34,17 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         scale_head=settings("scale_decoder_outputs", False),
     )
     rules = [
-        move(r"shared\.weight", "encoder.embed_tokens.weight"),
+        rename(r"shared\.weight", "encoder.embed_tokens.weight"),
         *_stack_rules("encoder", owner),
         *_stack_rules("decoder", owner),
     ]
     architectures = ("ForConditionalGeneration", "WithLMHeadModel")
-    head = Head(RelPosSeq2SeqForConditionalGeneration, architectures, (move(r"lm_head\.weight", "lm_head.weight"),))
+    head = Head(RelPosSeq2SeqForConditionalGeneration, architectures, (rename(r"lm_head\.weight", "lm_head.weight"),))
     return Plan(config, RelPosSeq2SeqModel, "transformer.", [*rules, HEADS], [head])
 
 
 def _fields(settings: Settings) -> dict[str, Any]:
-    """The fields that both stacks share."""
+    """Return the fields that both stacks share."""
     return settings.common() | {
         "head_dim": settings("d_kv"),
         "intermediate_size": settings("d_ff"),
@@ -70,20 +70,20 @@ def _stack_rules(stack: str, owner: str, target: str | None = None) -> list[Rule
     cross = rf"{stack}\.block\.(\d+)\.layer\.1\."
     here = f"{stack}." if target is None else target
     rules = [
-        move(rf"{stack}\.embed_tokens\.weight", "embed_tokens.weight"),
-        move(layer + r"SelfAttention\.([qkvo])\.weight", r"layers.\1.attention.\2_proj.weight"),
-        move(
+        rename(rf"{stack}\.embed_tokens\.weight", "embed_tokens.weight"),
+        rename(layer + r"SelfAttention\.([qkvo])\.weight", r"layers.\1.attention.\2_proj.weight"),
+        rename(
             layer + r"SelfAttention\.relative_attention_bias\.weight",
             f"position_schemes.{owner}.t5.bias",
             change=lambda table: table.T,
         ),
-        move(layer + r"layer_norm\.weight", r"layers.\1.attention_norm.weight"),
-        move(cross + r"EncDecAttention\.([qkvo])\.weight", r"layers.\1.cross_attention.\2_proj.weight"),
-        move(last + r"layer_norm\.weight", r"layers.\1.mlp_norm.weight"),
-        move(cross + r"layer_norm\.weight", r"layers.\1.cross_norm.weight"),
-        move(last + r"DenseReluDense\.wi(?:_1)?\.weight", r"layers.\1.mlp.up_proj.weight"),
-        move(last + r"DenseReluDense\.wi_0\.weight", r"layers.\1.mlp.gate_proj.weight"),
-        move(last + r"DenseReluDense\.wo\.weight", r"layers.\1.mlp.down_proj.weight"),
-        move(rf"{stack}\.final_layer_norm\.weight", "norm.weight"),
+        rename(layer + r"layer_norm\.weight", r"layers.\1.attention_norm.weight"),
+        rename(cross + r"EncDecAttention\.([qkvo])\.weight", r"layers.\1.cross_attention.\2_proj.weight"),
+        rename(last + r"layer_norm\.weight", r"layers.\1.mlp_norm.weight"),
+        rename(cross + r"layer_norm\.weight", r"layers.\1.cross_norm.weight"),
+        rename(last + r"DenseReluDense\.wi(?:_1)?\.weight", r"layers.\1.mlp.up_proj.weight"),
+        rename(last + r"DenseReluDense\.wi_0\.weight", r"layers.\1.mlp.gate_proj.weight"),
+        rename(last + r"DenseReluDense\.wo\.weight", r"layers.\1.mlp.down_proj.weight"),
+        rename(rf"{stack}\.final_layer_norm\.weight", "norm.weight"),
     ]
-    return [under(here, rule) for rule in rules]
+    return [with_prefix(here, rule) for rule in rules]

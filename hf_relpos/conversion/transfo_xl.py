@@ -8,8 +8,8 @@ from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.rules import Rule
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import leave
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
+from hf_relpos.conversion.rules import skip
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.adaptive_softmax import cluster_bounds
 from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
@@ -20,21 +20,21 @@ FIRST_MEMORY = (
     "to them: SegmentMemory(zeros, lengths), with a tensor of mem_len for each row, brings those numbers back"
 )
 LAYER_RULES = [
-    move(
+    rename(
         r"layers\.(\d+)\.dec_attn\.qkv_net\.weight",
         *(rf"layers.\1.attention.{letter}_proj.weight" for letter in "qkv"),
         change=lambda weight: weight.unflatten(0, (3, -1)).unbind(0),
     ),
-    move(r"layers\.(\d+)\.dec_attn\.o_net\.weight", r"layers.\1.attention.o_proj.weight"),
-    move(r"layers\.(\d+)\.dec_attn\.layer_norm\.(\w+)", r"layers.\1.attention_norm.\2"),
-    move(r"layers\.(\d+)\.pos_ff\.CoreNet\.0\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
-    move(r"layers\.(\d+)\.pos_ff\.CoreNet\.3\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
-    move(r"layers\.(\d+)\.pos_ff\.layer_norm\.(\w+)", r"layers.\1.mlp_norm.\2"),
-    move(r"layers\.(\d+)\.dec_attn\.r_net\.weight", r"position_schemes.\1.transformer_xl.distance_projection.weight"),
-    move(r"layers\.(\d+)\.dec_attn\.r_w_bias", r"position_schemes.\1.transformer_xl.key_offset"),
-    move(r"layers\.(\d+)\.dec_attn\.r_r_bias", r"position_schemes.\1.transformer_xl.distance_offset"),
-    leave(r"pos_emb\.inv_freq", "follows from the configuration"),
-    leave(r"crit\..*", "a head that the converted model does not have"),
+    rename(r"layers\.(\d+)\.dec_attn\.o_net\.weight", r"layers.\1.attention.o_proj.weight"),
+    rename(r"layers\.(\d+)\.dec_attn\.layer_norm\.(\w+)", r"layers.\1.attention_norm.\2"),
+    rename(r"layers\.(\d+)\.pos_ff\.CoreNet\.0\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
+    rename(r"layers\.(\d+)\.pos_ff\.CoreNet\.3\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
+    rename(r"layers\.(\d+)\.pos_ff\.layer_norm\.(\w+)", r"layers.\1.mlp_norm.\2"),
+    rename(r"layers\.(\d+)\.dec_attn\.r_net\.weight", r"position_schemes.\1.transformer_xl.distance_projection.weight"),
+    rename(r"layers\.(\d+)\.dec_attn\.r_w_bias", r"position_schemes.\1.transformer_xl.key_offset"),
+    rename(r"layers\.(\d+)\.dec_attn\.r_r_bias", r"position_schemes.\1.transformer_xl.distance_offset"),
+    skip(r"pos_emb\.inv_freq", "follows from the configuration"),
+    skip(r"crit\..*", "a head that the converted model does not have"),
 ]
 
 
@@ -44,8 +44,8 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     config = _config(settings)
     layers = range(config.num_hidden_layers)
     shared = [
-        move("r_w_bias", *(f"position_schemes.{index}.transformer_xl.key_offset" for index in layers)),
-        move("r_r_bias", *(f"position_schemes.{index}.transformer_xl.distance_offset" for index in layers)),
+        rename("r_w_bias", *(f"position_schemes.{index}.transformer_xl.key_offset" for index in layers)),
+        rename("r_r_bias", *(f"position_schemes.{index}.transformer_xl.distance_offset" for index in layers)),
     ]
     original = any(name.startswith("crit.") for name in weights) and any(name.startswith("layers.") for name in weights)
     borrowed = _borrowed(settings, weights)
@@ -99,13 +99,13 @@ def _config(settings: Settings) -> RelPosDecoderConfig:
 
 def _plain_rules(config: RelPosDecoderConfig, borrowed: Sequence[int]) -> tuple[list[Rule], list[Rule]]:
     """Rules of embeddings and head without clusters; narrow embeddings are scaled here before they are projected."""
-    entry = [move(r"word_emb\.emb_layers\.0\.weight", "embed_tokens.weight")]
-    head = [move(r"crit\.out_layers\.0\.(\w+)", r"lm_head.\1")]
+    entry = [rename(r"word_emb\.emb_layers\.0\.weight", "embed_tokens.weight")]
+    head = [rename(r"crit\.out_layers\.0\.(\w+)", r"lm_head.\1")]
     width = config.embedding_size or config.hidden_size
     if width != config.hidden_size:
         gain = (config.hidden_size / width) ** 0.5
         head += _projections(0, ["embed_projection.weight"], ["head_projection.weight"], borrowed, gain)
-        entry.append(move(r"word_emb\.emb_projs\.0", "embed_projection.weight", change=lambda weight: weight * gain))
+        entry.append(rename(r"word_emb\.emb_projs\.0", "embed_projection.weight", change=lambda weight: weight * gain))
     return entry, head
 
 
@@ -123,18 +123,18 @@ def _adaptive_rules(config: RelPosDecoderConfig, borrowed: Sequence[int], origin
     def cut(weight: torch.Tensor) -> Sequence[torch.Tensor]:
         return weight.split(sizes)
 
-    head = [move(r"crit\.cluster_(\w+)", r"lm_head.clusters.\1", change=turned)]
+    head = [rename(r"crit\.cluster_(\w+)", r"lm_head.clusters.\1", change=turned)]
     if config.div_val == 1:
         entry = [
-            move(r"word_emb\.emb_layers\.0\.weight", *tables, change=cut),
-            move(r"word_emb\.emb_projs\.0", *projections),
+            rename(r"word_emb\.emb_layers\.0\.weight", *tables, change=cut),
+            rename(r"word_emb\.emb_projs\.0", *projections),
         ]
         outputs = [rf"lm_head.tables.{index}.\1" for index in clusters]
-        head.append(move(r"crit\.out_layers\.0\.(\w+)", *outputs, change=cut))
+        head.append(rename(r"crit\.out_layers\.0\.(\w+)", *outputs, change=cut))
         return entry, head + _projections(0, projections, heads, borrowed)
-    entry = [move(rf"word_emb\.emb_layers\.{index}\.weight", table) for index, table in enumerate(tables)]
-    entry += [move(rf"word_emb\.emb_projs\.{index}", target) for index, target in enumerate(projections)]
-    head.append(move(r"crit\.out_layers\.(\d+)\.(\w+)", r"lm_head.tables.\1.\2"))
+    entry = [rename(rf"word_emb\.emb_layers\.{index}\.weight", table) for index, table in enumerate(tables)]
+    entry += [rename(rf"word_emb\.emb_projs\.{index}", target) for index, target in enumerate(projections)]
+    head.append(rename(r"crit\.out_layers\.(\d+)\.(\w+)", r"lm_head.tables.\1.\2"))
     for index in clusters:
         head += _projections(index, [projections[index]], [heads[index]], borrowed)
     return entry, head
@@ -154,7 +154,7 @@ def _projections(
     """
     numbered = list(enumerate(heads, first))
     rules = [
-        move(rf"crit\.out_projs\.{index}", target, change=lambda weight: weight.T)
+        rename(rf"crit\.out_projs\.{index}", target, change=lambda weight: weight.T)
         for index, target in numbered
         if index not in borrowed
     ]
@@ -162,12 +162,12 @@ def _projections(
     if lent:
         own = [f"model.{name}" for name in embeddings]
         both = rf"word_emb\.emb_projs\.{first}"
-        rules.append(move(both, *own, *lent, change=lambda weight: [weight * gain] * len(own) + [weight.T] * len(lent)))
+        rules.append(rename(both, *own, *lent, change=lambda weight: [weight * gain] * len(own) + [weight.T] * len(lent)))
     return rules
 
 
 def _borrowed(settings: Settings, weights: Weights) -> list[int]:
-    """Numbers of the head's projections that are tied to those of the embeddings, and stored there alone."""
+    """Return projections of the head that are tied to those of the embeddings, and stored there alone."""
     tied = [index for index, shared in enumerate(settings("tie_projs", [])) if shared]
     has_head = any(name.startswith("crit.") for name in weights)
     return [index for index in tied if has_head and f"crit.out_projs.{index}" not in weights]

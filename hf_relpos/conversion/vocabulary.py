@@ -21,7 +21,7 @@ WORDS = "the tokenizer splits at spaces only, as WikiText-103 is written: punctu
 
 
 def find_tokenizer(source: str, report: Report, allow_pickle: bool = False) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a folder or a model of the Hub; a note says why there is none.
+    """Load the tokenizer of a folder or of a model of the Hub; a note says why there is none.
 
     Args:
         source: the folder or name.
@@ -41,7 +41,7 @@ def find_tokenizer(source: str, report: Report, allow_pickle: bool = False) -> P
 
 
 def _find_words(source: str, report: Report, allow_pickle: bool) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a Transformer-XL, from `vocab.txt`, one word a line, or from `vocab.bin`."""
+    """Build the tokenizer of a Transformer-XL from `vocab.txt`, one word a line, or from `vocab.bin`."""
     lower = False
     if (path := find_file(source, "vocab.txt")) is not None:
         words = [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -59,7 +59,7 @@ def _find_words(source: str, report: Report, allow_pickle: bool) -> PreTrainedTo
 
 
 def word_tokenizer(words: Sequence[str], lower_case: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer whose tokens are words between spaces.
+    """Build a tokenizer whose tokens are words between spaces.
 
     Args:
         words: the word of each id; `<unk>` or `<UNK>` stands for unknown ones.

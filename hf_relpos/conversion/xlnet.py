@@ -7,8 +7,8 @@ from hf_relpos.conversion.plan import Plan
 from hf_relpos.conversion.plan import decoder_heads
 from hf_relpos.conversion.plan import encoder_heads
 from hf_relpos.conversion.rules import Weights
-from hf_relpos.conversion.rules import leave
-from hf_relpos.conversion.rules import move
+from hf_relpos.conversion.rules import rename
+from hf_relpos.conversion.rules import skip
 from hf_relpos.conversion.settings import Settings
 from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
 from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
@@ -17,34 +17,34 @@ from hf_relpos.model.modeling_relpos import RelPosEncoderForPermutationLM
 from hf_relpos.model.modeling_relpos import RelPosEncoderModel
 
 RULES = [
-    move(r"word_embedding\.weight", "embed_tokens.weight"),
-    move(
+    rename(r"word_embedding\.weight", "embed_tokens.weight"),
+    rename(
         r"layer\.(\d+)\.rel_attn\.([qkv])",
         r"layers.\1.attention.\2_proj.weight",
         change=lambda weight: weight.flatten(1).T,
     ),
-    move(
+    rename(
         r"layer\.(\d+)\.rel_attn\.r",
         r"position_schemes.\1.xlnet.distance_projection.weight",
         change=lambda weight: weight.flatten(1).T,
     ),
-    move(r"layer\.(\d+)\.rel_attn\.o", r"layers.\1.attention.o_proj.weight", change=lambda weight: weight.flatten(1)),
-    move(r"layer\.(\d+)\.rel_attn\.r_w_bias", r"position_schemes.\1.xlnet.key_offset"),
-    move(r"layer\.(\d+)\.rel_attn\.r_r_bias", r"position_schemes.\1.xlnet.distance_offset"),
-    move(r"layer\.(\d+)\.rel_attn\.layer_norm\.(\w+)", r"layers.\1.attention_norm.\2"),
-    move(r"layer\.(\d+)\.ff\.layer_1\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
-    move(r"layer\.(\d+)\.ff\.layer_2\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
-    move(r"layer\.(\d+)\.ff\.layer_norm\.(\w+)", r"layers.\1.mlp_norm.\2"),
+    rename(r"layer\.(\d+)\.rel_attn\.o", r"layers.\1.attention.o_proj.weight", change=lambda weight: weight.flatten(1)),
+    rename(r"layer\.(\d+)\.rel_attn\.r_w_bias", r"position_schemes.\1.xlnet.key_offset"),
+    rename(r"layer\.(\d+)\.rel_attn\.r_r_bias", r"position_schemes.\1.xlnet.distance_offset"),
+    rename(r"layer\.(\d+)\.rel_attn\.layer_norm\.(\w+)", r"layers.\1.attention_norm.\2"),
+    rename(r"layer\.(\d+)\.ff\.layer_1\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
+    rename(r"layer\.(\d+)\.ff\.layer_2\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
+    rename(r"layer\.(\d+)\.ff\.layer_norm\.(\w+)", r"layers.\1.mlp_norm.\2"),
 ]
-QUERY_STREAM = move(r"mask_emb", "mask_emb", change=lambda weight: weight.flatten())
-NO_QUERY_STREAM = leave(r"mask_emb", "only the query stream of pretraining begins with it")
+QUERY_STREAM = rename(r"mask_emb", "mask_emb", change=lambda weight: weight.flatten())
+NO_QUERY_STREAM = skip(r"mask_emb", "only the query stream of pretraining begins with it")
 SEGMENTS = [
-    move(r"layer\.(\d+)\.rel_attn\.r_s_bias", r"position_schemes.\1.xlnet.segment_offset"),
-    move(r"layer\.(\d+)\.rel_attn\.seg_embed", r"position_schemes.\1.xlnet.segment_table"),
+    rename(r"layer\.(\d+)\.rel_attn\.r_s_bias", r"position_schemes.\1.xlnet.segment_offset"),
+    rename(r"layer\.(\d+)\.rel_attn\.seg_embed", r"position_schemes.\1.xlnet.segment_table"),
 ]
-NO_SEGMENTS = leave(r"layer\.\d+\.rel_attn\.(r_s_bias|seg_embed)", "a decoder here has no token types")
-LANGUAGE_MODEL = move(r"lm_loss\.(\w+)", r"lm_head.\1")
-OTHER_HEADS = leave(
+NO_SEGMENTS = skip(r"layer\.\d+\.rel_attn\.(r_s_bias|seg_embed)", "a decoder here has no token types")
+LANGUAGE_MODEL = rename(r"lm_loss\.(\w+)", r"lm_head.\1")
+OTHER_HEADS = skip(
     r"(lm_loss|classifier|qa_outputs|sequence_summary|logits_proj|start_logits|end_logits|answer_class)\..*",
     "a head that the converted model does not have",
 )

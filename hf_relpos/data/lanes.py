@@ -69,7 +69,7 @@ class LaneView(Dataset):
         return size
 
     def _complete(self, index: int) -> Columns:
-        """A block with targets; where the table has none, the last target is the first token of the next block."""
+        """Return a block with targets; where the table has none, the last target is the first token of the next block."""
         block = read_row(self.blocks, index)
         self._size(index, block)
         if not block.keys() >= TARGETS and index + 1 < len(self.blocks):
@@ -134,7 +134,7 @@ class Streams:
 
 
 def read_row(blocks: Any, index: int) -> Columns:
-    """A row of a block table as new integer tensors `(block_size,)`; what is no sequence of numbers is left out."""
+    """Return a row of a block table as new integer tensors `(block_size,)`, without entries that are no sequence of numbers."""
     given = blocks[index]
     ids_of(given, index)
     row = {name: torch.as_tensor(values) for name, values in given.items() if isinstance(values, NUMBERS)}
@@ -146,7 +146,7 @@ def read_row(blocks: Any, index: int) -> Columns:
 
 
 def ids_of(block: Any, index: int) -> Any:
-    """The `input_ids` of a row of a block table, or a ValueError that says what was found in its place."""
+    """Return the `input_ids` of a row of a block table, or raise a ValueError that says what was found instead."""
     found = list(block) if isinstance(block, dict) else type(block).__name__
     ids = block.get("input_ids") if isinstance(block, dict) else None
     if isinstance(ids, NUMBERS):

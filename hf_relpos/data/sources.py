@@ -96,7 +96,7 @@ def load_documents(arguments: DataArguments) -> Documents:
 
 
 def describe_source(arguments: DataArguments) -> str:
-    """The source of the text in words, for the records of a run."""
+    """Describe the source of the text in words, for the records of a run."""
     files = arguments.train_file or arguments.validation_file or arguments.test_file
     if files:
         return ", ".join(Path(name).name for name in files)
@@ -151,7 +151,7 @@ def _also_in_training(documents: Documents) -> dict[str, dict[str, int]]:
 
 
 def stdlib_files() -> dict[str, list[str]]:
-    """The Python standard library's own sources, split by the SHA-256 of each file's path modulo 20."""
+    """List the Python standard library's own sources, split by the SHA-256 of each file's path modulo 20."""
     root = Path(sysconfig.get_paths()["stdlib"])
     splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     for path in sorted(root.rglob("*.py")):

@@ -63,7 +63,7 @@ def cached_facts(kind: str, key: Any, find: Callable[[], dict[str, Any]]) -> dic
 
 @contextmanager
 def _entry(kind: str, key: Any) -> Iterator[tuple[Path, Path]]:
-    """The files of a key's table and facts, for one process at a time."""
+    """Return the files of a key's table and facts, for one process at a time."""
     digest = hashlib.sha256(json.dumps([VERSION, kind, key], sort_keys=True).encode()).hexdigest()[:32]
     folder = _cache_folder() / kind
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def _entry(kind: str, key: Any) -> Iterator[tuple[Path, Path]]:
 
 @contextmanager
 def _written(path: Path) -> Iterator[Path]:
-    """A file to write to that takes the path's place when it is whole."""
+    """Return a file to write to that takes the path's place when it is whole."""
     part = path.with_suffix(".part")
     try:
         yield part

@@ -69,7 +69,7 @@ def _lacks_space(word: str) -> bool:
 
 
 def build_byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer whose ids 0 to 255 are the bytes of the UTF-8 text, followed by the special tokens."""
+    """Build a tokenizer whose ids 0 to 255 are the bytes of the UTF-8 text, followed by the special tokens."""
     alphabet = bytes_to_unicode()
     backend = Tokenizer(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -120,17 +120,17 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), vocab_size: int = 4096)
 
 
 def start_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that stands before a document: bos, or else eos or cls."""
+    """Return the token that stands before a document: bos, or else eos or cls."""
     return _first_of(tokenizer, "bos_token_id", "eos_token_id", "cls_token_id")
 
 
 def end_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that is to be predicted after a document: eos, or else sep, bos or cls."""
+    """Return the token that is to be predicted after a document: eos, or else sep, bos or cls."""
     return _first_of(tokenizer, "eos_token_id", "sep_token_id", "bos_token_id", "cls_token_id")
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The padding token; without one, the end token, which the attention mask hides just as well."""
+    """Return the padding token; without one, the end token, which the attention mask hides just as well."""
     return end_token_id(tokenizer) if tokenizer.pad_token_id is None else tokenizer.pad_token_id  # pyright: ignore[reportReturnType]
 
 

@@ -171,7 +171,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 def _inputs_and_targets(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """What a model reads and predicts of each document: a start token before it and an end token after it."""
+    """Return the inputs and targets of each document: a start token before it and an end token after it."""
     for text in texts:
         tokens = _encode(tokenizer, text)
         yield torch.tensor([start_token_id(tokenizer), *tokens]), torch.tensor([*tokens, end_token_id(tokenizer)])
@@ -188,7 +188,7 @@ def _summary(rows: Sequence[torch.Tensor], tokenizer: PreTrainedTokenizerBase, t
 def _score_windows(
     model: PreTrainedModel, inputs: torch.Tensor, targets: torch.Tensor, window: int, stride: int, batch_size: int = 1
 ) -> torch.Tensor:
-    """The sums of `score_rows`, `(3,)`, over one text: the first window scores all its tokens, the others the last."""
+    """Return the sums of `score_rows`, `(3,)`, over one text: the first window scores all its tokens, the others the last."""
     window = min(window, len(inputs))
     missing = -(len(inputs) - window) % stride  # padding after the text, which a causal model never looks at
     ids = F.pad(inputs, (0, missing)).unfold(0, window, stride)
@@ -204,7 +204,7 @@ def _score_windows(
 def _score_streams(
     model: PreTrainedModel, documents: Sequence[tuple[torch.Tensor, torch.Tensor]], segment_len: int
 ) -> torch.Tensor:
-    """The sums of `score_rows`, `(3,)`, over documents that are read side by side, the longest first.
+    """Return the sums of `score_rows`, `(3,)`, over documents that are read side by side, the longest first.
 
     They all begin at their beginning, so that nothing has to be masked; each leaves the batch when it ends.
     """

@@ -25,7 +25,7 @@ def cluster_widths(config: Any) -> list[int]:
 
 
 def _projects(config: Any) -> bool:
-    """Whether the width of the tables is not simply that of the model."""
+    """Return whether the width of the tables is not simply that of the model."""
     return config.div_val > 1 or cluster_widths(config)[0] != config.hidden_size
 
 
@@ -70,7 +70,7 @@ class AdaptiveHead(nn.Module):
         self.projections = nn.ModuleList(nn.Linear(config.hidden_size, size, bias=False) for size in sizes)
 
     def _log_probabilities(self, index: int, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Of the tokens within a cluster; of the first, of its tokens and of the other clusters."""
+        """Return log-probabilities of the tokens within a cluster; the first cluster has those of the other clusters too."""
         states = self.projections[index](hidden_states) if self.projections else hidden_states
         scores = self.tables[index](states)
         scores = torch.cat([scores, self.clusters(states)], -1) if index == 0 else scores

@@ -48,7 +48,7 @@ def eager_attention_forward(
     value_term: Callable[[torch.Tensor], torch.Tensor | None] | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in plain products, with transformers' signature; the softmax runs in float32.
+    """Compute attention in plain products, with transformers' signature; the softmax runs in float32.
 
     Returns:
         The output `(batch, query, heads, head_dim)` and the probabilities `(batch, heads, query, key)`.
@@ -68,22 +68,22 @@ def eager_attention_forward(
 
 
 def _value_term(terms: ScoreTerms | None, tables: DistanceTables, probabilities: torch.Tensor) -> torch.Tensor | None:
-    """What the vectors of values add to the output, `(batch, heads, query, head_dim)`."""
+    """Return the contribution of value vectors to the output, `(batch, heads, query, head_dim)`."""
     if terms is None or terms.value_vectors is None:
         return None
     vectors: Any = every_distance(terms, tables.distances).value_vectors
-    return tables.collect(probabilities) @ vectors.to(probabilities.dtype)
+    return tables.to_diagonals(probabilities) @ vectors.to(probabilities.dtype)
 
 
 def backend_mask(positions: Positions, implementation: str) -> torch.Tensor | None:
-    """The mask in the form that a backend takes: booleans, or nothing where `is_causal` or the bias says it all."""
+    """Return the mask in the form that a backend takes: booleans, or nothing where `is_causal` or the bias says it all."""
     if implementation == "flex_attention":
         return None
     return positions.visible if implementation != "sdpa" or positions.needs_mask else None
 
 
 def masked_bias(bias: torch.Tensor | None, positions: Positions, query: torch.Tensor) -> torch.Tensor:
-    """What flex_attention adds to the scores, `(batch, heads, query, key)`, with the mask in it.
+    """Return the tensor that flex_attention adds to the scores, `(batch, heads, query, key)`, with the mask in it.
 
     Compiled for a processor, it does not survive a mask that is a tensor beside the bias (torch 2.13).
     """
@@ -93,7 +93,7 @@ def masked_bias(bias: torch.Tensor | None, positions: Positions, query: torch.Te
 
 
 def looks_up(terms: ScoreTerms | None, positions: Positions, device: torch.device) -> bool:
-    """Whether FlexAttention can look up all that is added, numbers per distance, in its kernel (`attention_flex.py`)."""
+    """Return whether FlexAttention can look everything up in its kernel that is added per distance (`attention_flex.py`)."""
     return (terms is None or (terms.is_bias and positions.is_toeplitz)) and device.type not in WITHOUT_TABLES
 
 
@@ -125,7 +125,7 @@ class RelPosAttention(nn.Module):
     def project_context(
         self, context: torch.Tensor, scheme: Callable[..., Any], prepared: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys, encoded, and values of `(batch, length, hidden_size)`: `(batch, kv_heads, length, head_dim)` each."""
+        """Return encoded keys and values of `(batch, length, hidden_size)`: `(batch, kv_heads, length, head_dim)` each."""
         key, value = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
         return to_device(scheme("encode_key", key, prepared), key.device), value
 
@@ -186,7 +186,7 @@ class RelPosAttention(nn.Module):
         return None if terms is None else terms.for_pass(tables.positions, tables.spare)
 
     def path(self, terms: ScoreTerms | None, positions: Positions, force_eager: bool = False) -> str:
-        """How the layer attends: `eager`, `flex_attention`, or under `sdpa` one of three.
+        """Return how the layer attends: `eager`, `flex_attention`, or under `sdpa` one of three.
 
         `fused` where nothing is added to the scores; `blockwise` wherever it can, unless so few pairs are scored that one dense
         bias is as fast; `dense` else. Vectors of values that blocks cannot serve make it `eager`.
@@ -275,7 +275,7 @@ class RelPosCrossAttention(RelPosAttention):
         self.is_causal = False
 
     def _project_source(self, source: torch.Tensor, cache: EncoderDecoderCache | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the source, `(batch, kv_heads, source, head_dim)` each; cached ones where there are any."""
+        """Return keys and values of the source, `(batch, kv_heads, source, head_dim)` each; cached ones where there are any."""
         if cache is not None and cache.is_updated.get(self.layer_idx):
             cached: Any = cache.cross_attention_cache.layers[self.layer_idx]
             return cached.keys, cached.values

@@ -55,7 +55,7 @@ def flex_by_distance(
 
 
 def _block_mask(positions: Positions) -> Any:
-    """Who sees whom, in blocks of which the kernel skips those that nobody sees."""
+    """Return who sees whom, in blocks; the kernel skips a block that nobody sees."""
     visible = positions.visible
     batch, _, queries, keys = visible.shape
 

@@ -10,43 +10,43 @@ from typing import Any
 import torch
 
 from .blockwise_backward import blockwise_gradients
-from .blockwise_buffers import Scratch
+from .blockwise_buffers import BufferPool
 from .blockwise_forward import BLOCK
 from .blockwise_forward import Block
-from .blockwise_forward import Parts
-from .blockwise_forward import Plan
+from .blockwise_forward import BlockSettings
+from .blockwise_forward import BlockTensors
 from .blockwise_forward import block_scores
 from .blockwise_forward import content_query
 from .blockwise_forward import cut_blocks
 from .blockwise_forward import cut_heads
 from .blockwise_forward import dense_part
-from .blockwise_forward import factors_of
+from .blockwise_forward import dropout_mask
 from .blockwise_forward import fusible
-from .blockwise_forward import kept
+from .blockwise_forward import low_rank_bias_of
 from .blockwise_forward import whole_scores
 from .blockwise_kernel import fused_attention
 from .blockwise_masking import groups_of_rows
 from .positions import Positions
 from .scheme_terms import ScoreTerms
-from .toeplitz import collected
+from .toeplitz import padded_to_diagonals
 from .toeplitz import weighted
 
 
 def _attend(
-    parts: Parts, plan: Plan, block: Block, scores: torch.Tensor, scratch: Scratch
+    parts: BlockTensors, plan: BlockSettings, block: Block, scores: torch.Tensor, buffers: BufferPool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output `(heads, batch, rows, head_dim)` and log-sum-exp `(heads, batch, rows)` of one block."""
     if fusible(parts, plan):
         return fused_attention(content_query(parts, plan), parts.key, parts.value, scores)
-    whole = whole_scores(parts, plan, scores, scratch)
+    whole = whole_scores(parts, plan, scores, buffers)
     lse = whole.logsumexp(-1)
     lse = lse.masked_fill(lse == float("-inf"), 0.0)  # a caller's mask may show a query nothing: it finds 0, as in the kernel
     weights = whole.sub_(lse[..., None]).exp_()
-    factor = kept(plan, block, weights)
+    factor = dropout_mask(plan, block, weights)
     weights = weights if factor is None else weights.mul_(factor)
     output = weights.to(parts.value.dtype) @ parts.value
     if parts.value_vectors is not None:
-        along = collected(weights).to(output.dtype)
+        along = padded_to_diagonals(weights).to(output.dtype)
         output = output + weighted(along, parts.value_vectors, plan.first(block))
     return output, lse
 
@@ -55,20 +55,20 @@ class _Blockwise(torch.autograd.Function):
     """Blockwise attention with gradients for queries, keys, values and every table."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, *tensors: Any) -> torch.Tensor:
-        parts, learned = Parts(*tensors[: len(Parts._fields)]), tensors[len(Parts._fields) :]
+    def forward(ctx: Any, plan: BlockSettings, *tensors: Any) -> torch.Tensor:
+        parts, learned = BlockTensors(*tensors[: len(BlockTensors._fields)]), tensors[len(BlockTensors._fields) :]
         query, value = parts.query, parts.value
         output = torch.empty(*query.shape[:-1], value.shape[-1], dtype=value.dtype, device=value.device)
         lse = torch.empty(query.shape[:-1], dtype=torch.promote_types(value.dtype, torch.float32), device=value.device)
-        scratch = Scratch(query)
+        buffers = BufferPool(query)
         fuses = fusible(parts, plan)
         for rows in cut_blocks(parts, plan, fuses):
-            factors = factors_of(learned, plan, rows)
+            factors = low_rank_bias_of(learned, plan, rows)
             for block in cut_heads(rows, parts, plan, fuses):
                 part = parts.cut(block)
                 dense = dense_part(part, plan.learned(learned, block), plan, block)
-                scores = block_scores(part, dense, factors, plan, block, scratch)
-                found = _attend(part, plan, block, scores, scratch)
+                scores = block_scores(part, dense, factors, plan, block, buffers)
+                found = _attend(part, plan, block, scores, buffers)
                 output[block.heads, :, block.rows], lse[block.heads, :, block.rows] = found
         ctx.plan = plan
         ctx.save_for_backward(*tensors, output, lse)
@@ -86,7 +86,7 @@ class _Blockwise(torch.autograd.Function):
 
 
 def _padded(table: torch.Tensor, entries: int) -> torch.Tensor:
-    """A table `(heads, entries, ...)` with zeros for the distances after the last, which only hidden pairs have."""
+    """Return a table `(heads, entries, ...)` with zeros for the distances after the last, which only hidden pairs have."""
     missing = entries - table.shape[1]
     return table if missing <= 0 else torch.cat([table, table.new_zeros(table.shape[0], missing, *table.shape[2:])], 1)
 
@@ -164,7 +164,7 @@ def _attend_rows(
 
     vectors = (table(terms.query_vectors), table(terms.key_vectors), table(terms.value_vectors))
     states = (query.flip(-2).transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
-    parts = Parts(*states, bias, *vectors, offset(terms.key_offset), offset(terms.distance_offset))
+    parts = BlockTensors(*states, bias, *vectors, offset(terms.key_offset), offset(terms.distance_offset))
     seed = int(torch.randint(2**62, ())) if dropout else 0
-    plan = Plan(positions, scale, hidden, near, dropout, seed, terms.dense, terms.factors, len(terms.learned))
+    plan = BlockSettings(positions, scale, hidden, near, dropout, seed, terms.dense, terms.factors, len(terms.learned))
     return _Blockwise.apply(plan, *parts, *terms.learned, *terms.learned_by_head).flip(-2).permute(1, 2, 0, 3)

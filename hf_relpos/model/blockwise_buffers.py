@@ -9,7 +9,7 @@ import math
 import torch
 
 
-class Scratch:
+class BufferPool:
     """Buffers by name, each as large as the largest tensor that was asked for under it.
 
     Args:
@@ -21,7 +21,7 @@ class Scratch:
         self.buffers: dict[str, torch.Tensor] = {}
 
     def empty(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A tensor with nothing in it yet; one asked for earlier under the same name is lost."""
+        """Return a tensor with nothing in it yet; one asked for earlier under the same name is lost."""
         size, dtype = math.prod(shape), dtype or self.like.dtype
         buffer = self.buffers.get(name)
         if buffer is None or buffer.numel() < size or buffer.dtype != dtype:
@@ -29,7 +29,7 @@ class Scratch:
         return buffer[:size].view(shape)
 
     def matrix(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The same for a matrix `(..., rows, columns)`, with zeros behind each row, which `diagonals.collected` reads, if that is free.
+        """Return a matrix `(..., rows, columns)` likewise, with zeros behind each row, which `padded_to_diagonals` reads, where that is free.
 
         It is not where threads share the products of several matrices: they need these to be side by side.
         """

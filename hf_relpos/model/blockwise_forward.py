@@ -12,15 +12,15 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from .blockwise_buffers import Scratch
+from .blockwise_buffers import BufferPool
 from .blockwise_kernel import kernel_works
 from .blockwise_key_terms import add_key_products
 from .blockwise_masking import keys_seen_by
 from .positions import Positions
-from .scheme_terms import Factors
+from .scheme_terms import LowRankBias
 from .toeplitz import add_matmul
 from .toeplitz import products
-from .toeplitz import spread_out
+from .toeplitz import to_matrix
 
 BLOCK = 128
 """Queries a block: large enough for fast products, small enough for the cache of a processor."""
@@ -32,10 +32,10 @@ AREA = 2**18
 """Scores that a processor's cache holds beside what is made of them (1 MiB in float32): blocks take heads together up to it."""
 
 
-class Parts(NamedTuple):
+class BlockTensors(NamedTuple):
     """What the blocks are computed from, heads first: `(heads, batch, length, head_dim)`, the queries backwards.
 
-    The bias is `(heads, distances)`; vectors are `(heads|1, entries, head_dim)`, the first of distance number `Plan.near`.
+    The bias is `(heads, distances)`; vectors are `(heads|1, entries, head_dim)`, the first of distance number `BlockSettings.near`.
     """
 
     query: torch.Tensor
@@ -48,21 +48,21 @@ class Parts(NamedTuple):
     key_offset: torch.Tensor | None
     distance_offset: torch.Tensor | None
 
-    def cut(self, block: "Block") -> "Parts":
-        """What one block is computed from: its queries, keys and values, and the tables of its heads, whole."""
+    def cut(self, block: "Block") -> "BlockTensors":
+        """Return the tensors of one block: its queries, keys and values, and the tables of its heads, whole."""
         query, key, value, *tables = (_of_heads(part, block.heads) for part in self)
         rows, columns = block.rows, block.columns
         along: Any = [
             None if part is None else part[:, :, cut] for part, cut in ((query, rows), (key, columns), (value, columns))
         ]
-        return Parts(*along, *tables)
+        return BlockTensors(*along, *tables)
 
 
 def _of_heads(tensor: torch.Tensor | None, heads: slice) -> torch.Tensor | None:
     return tensor if tensor is None or tensor.shape[0] == 1 else tensor[heads]
 
 
-class Plan(NamedTuple):
+class BlockSettings(NamedTuple):
     """How the blocks are computed: everything that has no gradient."""
 
     positions: Positions
@@ -73,16 +73,16 @@ class Plan(NamedTuple):
     dropout: float
     seed: int
     dense: Callable[..., torch.Tensor] | None
-    factors: Callable[..., Factors] | None
+    factors: Callable[..., LowRankBias] | None
     shared: int
     """How many of the tensors that these two read serve all heads; they come first."""
 
     def learned(self, tensors: Sequence[Any], block: "Block") -> list[Any]:
-        """Of the tensors that are read, or of their gradients, what belongs to the heads of a block."""
+        """Return, of the tensors that are read or of their gradients, those of the heads of a block."""
         return [*tensors[: self.shared], *(None if each is None else each[block.heads] for each in tensors[self.shared :])]
 
     def first(self, block: "Block") -> int:
-        """The entry that a block's first distance would have in the tables of vectors; it may lie outside of them."""
+        """Return the table index of the block's first distance; it may be out of range."""
         return block.distances.start - self.near
 
 
@@ -101,19 +101,19 @@ class Block(NamedTuple):
         return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
 
 
-def fusible(parts: Parts, plan: Plan) -> bool:
-    """Whether the fused kernel can do the forward pass: it takes a mask, but gives no probabilities and drops none."""
+def fusible(parts: BlockTensors, plan: BlockSettings) -> bool:
+    """Return whether the fused kernel can do the forward pass: it takes a mask, but gives no probabilities and drops none."""
     able = parts.value_vectors is None and not plan.dropout and parts.query.device.type == "cpu"
     return able and kernel_works()
 
 
-def reads_view(parts: Parts, plan: Plan, fuses: bool) -> bool:
-    """Whether all that is added to the products is a view of numbers per distance, which the fused kernel reads."""
+def reads_view(parts: BlockTensors, plan: BlockSettings, fuses: bool) -> bool:
+    """Return whether all that is added to the products is a view of numbers per distance, which the fused kernel reads."""
     made = (parts.query_vectors, parts.key_vectors, plan.dense, plan.factors)
     return fuses and all(part is None for part in made)
 
 
-def cut_blocks(parts: Parts, plan: Plan, fuses: bool) -> Iterator[Block]:
+def cut_blocks(parts: BlockTensors, plan: BlockSettings, fuses: bool) -> Iterator[Block]:
     """Cut the queries into blocks of all heads, each with just the keys that it can see.
 
     One at a time: the masks that a block's positions remember, of all blocks together, would be those of all pairs.
@@ -135,7 +135,7 @@ def cut_blocks(parts: Parts, plan: Plan, fuses: bool) -> Iterator[Block]:
         yield Block(slice(None), slice(queries - last, queries - first), columns, distances, inside)
 
 
-def cut_heads(block: Block, parts: Parts, plan: Plan, fuses: bool) -> Iterator[Block]:
+def cut_heads(block: Block, parts: BlockTensors, plan: BlockSettings, fuses: bool) -> Iterator[Block]:
     """Cut a block into blocks of so many heads as the cache holds; not at all where the kernel reads a view, or on other devices."""
     heads, batch = parts.query.shape[:2]
     rows, columns = block.shape
@@ -146,16 +146,16 @@ def cut_heads(block: Block, parts: Parts, plan: Plan, fuses: bool) -> Iterator[B
         yield block._replace(heads=slice(first, min(first + together, heads)))
 
 
-def dense_part(parts: Parts, learned: Sequence[torch.Tensor], plan: Plan, block: Block) -> torch.Tensor | None:
-    """The scheme's terms of pairs, `(heads, batch|1, rows, columns)`, from what is cut to the block."""
+def dense_part(parts: BlockTensors, learned: Sequence[torch.Tensor], plan: BlockSettings, block: Block) -> torch.Tensor | None:
+    """Return the scheme's terms of pairs, `(heads, batch|1, rows, columns)`, for one block."""
     if plan.dense is None:
         return None
     query, key = parts.query.flip(-2).transpose(0, 1), parts.key.transpose(0, 1)
     return plan.dense(block.positions, query, key, *learned).flip(-2).transpose(0, 1)
 
 
-def factors_of(learned: Sequence[torch.Tensor], plan: Plan, block: Block) -> Factors | None:
-    """The scheme's numbers per query and distance, of all heads: the queries backwards, heads first, hidden distances 0.
+def low_rank_bias_of(learned: Sequence[torch.Tensor], plan: BlockSettings, block: Block) -> LowRankBias | None:
+    """Return the low-rank bias of one block, all heads: the queries backwards, heads first, hidden distances 0.
 
     `query (1, batch|1, rows, size)`, `distance (heads, 1, size, distances)`, `extra (heads, batch|1, rows, some)`.
     """
@@ -163,10 +163,10 @@ def factors_of(learned: Sequence[torch.Tensor], plan: Plan, block: Block) -> Fac
         return None
     query, distance, extra, where = plan.factors(block.positions, *learned)
     missing = sum(block.shape) - 1 - distance.shape[-1]
-    return Factors(query.flip(1)[None], pad(distance, (0, missing))[:, None], extra.flip(-2).transpose(0, 1), where)
+    return LowRankBias(query.flip(1)[None], pad(distance, (0, missing))[:, None], extra.flip(-2).transpose(0, 1), where)
 
 
-def _add_factors(numbers: torch.Tensor, factors: Factors, heads: slice) -> None:
+def _add_factors(numbers: torch.Tensor, factors: LowRankBias, heads: slice) -> None:
     """Add to numbers `(heads, batch|1, rows, distances)`, in place, what factors say."""
     outer = numbers.shape[:-1]
     query, distance, extra = factors.query, factors.distance[heads], factors.extra[heads]
@@ -174,15 +174,17 @@ def _add_factors(numbers: torch.Tensor, factors: Factors, heads: slice) -> None:
     numbers.index_add_(-1, factors.where, extra.expand(*outer, -1))
 
 
-def _numbers(parts: Parts, factors: Factors | None, plan: Plan, block: Block, scratch: Scratch) -> torch.Tensor:
-    """A block's numbers per distance: one row for all queries, `(heads|1, 1, 1, distances)`, unless each query has its own."""
+def _numbers(
+    parts: BlockTensors, factors: LowRankBias | None, plan: BlockSettings, block: Block, buffers: BufferPool
+) -> torch.Tensor:
+    """Return a block's numbers per distance: one row for all queries, `(heads|1, 1, 1, distances)`, unless each query has its own."""
     shared = plan.hidden if parts.bias is None else parts.bias
     shared = shared[:, None, None, block.distances]
     heads, batch, rows = parts.query.shape[:3]
     if parts.query_vectors is not None or parts.key_vectors is not None:
-        numbers = scratch.empty("numbers", heads, batch, rows, shared.shape[-1])
+        numbers = buffers.empty("numbers", heads, batch, rows, shared.shape[-1])
     elif factors is not None:  # rows of the batch that look alike have theirs in common
-        numbers = scratch.empty("numbers", heads, factors.query.shape[1], rows, shared.shape[-1], dtype=shared.dtype)
+        numbers = buffers.empty("numbers", heads, factors.query.shape[1], rows, shared.shape[-1], dtype=shared.dtype)
     else:
         return shared
     if parts.query_vectors is not None:
@@ -195,50 +197,55 @@ def _numbers(parts: Parts, factors: Factors | None, plan: Plan, block: Block, sc
 
 
 def block_scores(
-    parts: Parts, dense: torch.Tensor | None, factors: Factors | None, plan: Plan, block: Block, scratch: Scratch
+    parts: BlockTensors,
+    dense: torch.Tensor | None,
+    factors: LowRankBias | None,
+    plan: BlockSettings,
+    block: Block,
+    buffers: BufferPool,
 ) -> torch.Tensor:
-    """All that is added to the products of a block's queries and keys, minus infinity where nothing is seen.
+    """Return all that is added to the products of a block's queries and keys, minus infinity where nothing is seen.
 
     Args:
         parts: cut to the block.
         dense: what `dense_part` made.
-        factors: what `factors_of` made.
+        factors: what `low_rank_bias_of` made.
         plan: how.
         block: which.
-        scratch: for what is made.
+        buffers: for what is made.
 
     Returns:
         `(heads|1, batch|1, rows, columns)`, a view where numbers per distance are all there is.
     """
-    scores = spread_out(_numbers(parts, factors, plan, block, scratch), *block.shape)
+    scores = to_matrix(_numbers(parts, factors, plan, block, buffers), *block.shape)
     if parts.key_vectors is not None:
-        add_key_products(scores, parts.key * plan.scale, parts.key_vectors, plan.first(block), scratch)
+        add_key_products(scores, parts.key * plan.scale, parts.key_vectors, plan.first(block), buffers)
     pairs = {} if dense is None else {"dense": dense}
     if block.positions.hides_more:
         seen = block.positions.visible.flip(-2).transpose(0, 1)
         pairs["hidden"] = torch.zeros_like(seen, dtype=scores.dtype).masked_fill_(~seen, float("-inf"))
     for name, added in pairs.items():
         shape = torch.broadcast_shapes(scores.shape, added.shape)
-        scores = torch.add(scores, added, out=scratch.empty(name, *shape, dtype=scores.dtype))
+        scores = torch.add(scores, added, out=buffers.empty(name, *shape, dtype=scores.dtype))
     return scores
 
 
-def _scaled_query(parts: Parts, plan: Plan, offset: torch.Tensor | None) -> torch.Tensor:
+def _scaled_query(parts: BlockTensors, plan: BlockSettings, offset: torch.Tensor | None) -> torch.Tensor:
     return (parts.query if offset is None else parts.query + offset[:, None, None]) * plan.scale
 
 
-def content_query(parts: Parts, plan: Plan) -> torch.Tensor:
-    """The scaled queries that meet the keys."""
+def content_query(parts: BlockTensors, plan: BlockSettings) -> torch.Tensor:
+    """Return the scaled queries that meet the keys."""
     return _scaled_query(parts, plan, parts.key_offset)
 
 
-def distance_query(parts: Parts, plan: Plan) -> torch.Tensor:
-    """The scaled queries that meet the distances."""
+def distance_query(parts: BlockTensors, plan: BlockSettings) -> torch.Tensor:
+    """Return the scaled queries that meet the distances."""
     return _scaled_query(parts, plan, parts.distance_offset)
 
 
-def kept(plan: Plan, block: Block, weights: torch.Tensor) -> torch.Tensor | None:
-    """What dropout multiplies a block's probabilities by, the same in forward and backward; None without dropout."""
+def dropout_mask(plan: BlockSettings, block: Block, weights: torch.Tensor) -> torch.Tensor | None:
+    """Return the dropout mask of a block, the same in forward and backward; None without dropout."""
     if not plan.dropout:
         return None
     factor = torch.empty(weights.shape, dtype=weights.dtype, device=weights.device)
@@ -249,10 +256,10 @@ def kept(plan: Plan, block: Block, weights: torch.Tensor) -> torch.Tensor | None
 
 
 def whole_scores(
-    parts: Parts, plan: Plan, scores: torch.Tensor, scratch: Scratch, lse: torch.Tensor | None = None
+    parts: BlockTensors, plan: BlockSettings, scores: torch.Tensor, buffers: BufferPool, lse: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Products of a block's queries and keys with all that is added, at least in float32; less `lse (heads, batch, rows)`."""
+    """Return products of a block's queries and keys with all that is added, at least in float32; less `lse (heads, batch, rows)`."""
     wide = torch.promote_types(parts.query.dtype, torch.float32)
-    total = scratch.matrix("weights", *parts.query.shape[:-1], parts.key.shape[-2], dtype=wide)
+    total = buffers.matrix("weights", *parts.query.shape[:-1], parts.key.shape[-2], dtype=wide)
     total = total.copy_(scores) if lse is None else torch.sub(scores, lse[..., None], out=total)
     return add_matmul(total, content_query(parts, plan), parts.key.transpose(-1, -2))

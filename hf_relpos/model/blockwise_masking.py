@@ -1,4 +1,4 @@
-"""Runs of keys that belong together: a document, without padding, or all that is no padding.
+"""KeyRanges of keys that belong together: a document, without padding, or all that is no padding.
 
 Queries of one run see its keys and no others, so a block of such queries needs no mask, only fewer keys.
 """
@@ -16,13 +16,13 @@ ROW_PAIRS = 2**16
 
 
 def labels_of(key_valid: torch.Tensor | None, key_document: torch.Tensor | None) -> torch.Tensor | None:
-    """The run of each key, `(batch, key)`: the number of its document, negative (-1 - number) for padding; None for one run."""
+    """Return the visible range of each key, `(batch, key)`: its document's number, negative (-1 - number) for padding; None for one range."""
     if key_document is None or key_valid is None:
         return key_document if key_valid is None else key_valid.long() - 1
     return torch.where(key_valid, key_document, -1 - key_document)
 
 
-class Runs:
+class KeyRanges:
     """Where the runs of one row begin and end.
 
     Args:
@@ -35,7 +35,7 @@ class Runs:
         self.ends = list(accumulate(counts.tolist()))
 
     def around(self, first: int, last: int) -> tuple[slice, bool]:
-        """The keys that the queries from one place to before another can see, by padding and documents.
+        """Return the keys that a range of queries can see, by padding and documents.
 
         Returns:
             As few keys as there are all of them in, and whether each of the queries sees all of these.
@@ -47,21 +47,21 @@ class Runs:
         return slice(self.ends[begin - 1] if begin else 0, self.ends[end]), begin == end
 
 
-def runs_of(positions: Positions) -> Runs | None:
-    """What padding and documents leave to be seen, where that is the same for the whole batch; None else."""
+def key_ranges_of(positions: Positions) -> KeyRanges | None:
+    """Return the key ranges that padding and documents leave visible, where the whole batch shares them; else None."""
     labels = labels_of(positions.key_valid, positions.key_document)
-    return Runs(labels[0]) if labels is not None and labels.shape[0] == 1 and positions.given_mask is None else None
+    return KeyRanges(labels[0]) if labels is not None and labels.shape[0] == 1 and positions.given_mask is None else None
 
 
 def keys_seen_by(positions: Positions, rows: slice) -> tuple[slice, Positions]:
-    """As few keys as some queries see all of theirs in, and the positions of just these queries and keys."""
+    """Return the smallest range of keys that holds all that some queries see, and the positions of these queries and keys."""
     begin, end = int(positions.start) + rows.start, int(positions.start) + rows.stop
     left, right, alike = 0, positions.key.shape[1], False
     if positions.ordered:
         right = min(right, end)
     if positions.window is not None and positions.given_mask is None:
         left, right = max(0, begin + 1 - positions.window), min(right, end - 1 + positions.window)
-    runs = positions.once(runs_of)
+    runs = positions.once(key_ranges_of)
     if runs is not None:
         run, alike = runs.around(begin, end)
         left, right = max(left, run.start), min(right, run.stop)
@@ -70,7 +70,7 @@ def keys_seen_by(positions: Positions, rows: slice) -> tuple[slice, Positions]:
 
 
 def groups_of_rows(positions: Positions) -> list[tuple[torch.Tensor | None, Positions]]:
-    """The batch in groups of rows that see alike, so that they share one bias and need few masks; none where all do.
+    """Group the rows of the batch that see alike, so that they share one bias and need few masks; none where all do.
 
     Each group is the indices of its rows, None for the whole batch, and its positions. Rows too small to be worth a pass of their
     own make one group with a mask for each: those with padding, a document's end or a short memory.

@@ -23,7 +23,7 @@ from .scheme_registry import scheme_class
 
 
 def auto_map(family: str, heads: tuple[str, ...], suffix: str = "") -> dict[str, str]:
-    """The `auto_map` of a family: its configuration, `AutoModel` and every head, so that any head loads from any folder.
+    """Return the `auto_map` of a family: its configuration, `AutoModel` and every head, so that any head loads from any folder.
 
     Args:
         family: what the names of its classes begin with.
@@ -149,7 +149,7 @@ class RelPosConfig(PreTrainedConfig):
         check_schemes(self)
 
     def stacks(self) -> tuple["RelPosConfig", ...]:
-        """The configuration of each stack of layers: this one."""
+        """Return the configuration of each stack of layers: this one."""
         return (self,)
 
     def all_schemes(self) -> list[str]:

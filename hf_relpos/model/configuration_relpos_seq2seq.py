@@ -76,7 +76,7 @@ class RelPosSeq2SeqConfig(RelPosConfig):
 
     @classmethod
     def t5(cls, version: Literal["1.0", "1.1"] = "1.0", **given: Any) -> "RelPosSeq2SeqConfig":
-        """The geometry of T5 (arXiv 1910.10683), of which any field may be given anew.
+        """Return a configuration with the geometry of T5 (arXiv 1910.10683), of which any field may be given anew.
 
         Args:
             version: of the released models: "1.0" has ReLU and a head tied to the embeddings; "1.1", which mT5 and
@@ -101,7 +101,7 @@ class RelPosSeq2SeqConfig(RelPosConfig):
         return cls(**{**geometry, **given})
 
     def stacks(self) -> tuple[RelPosConfig, ...]:
-        """The configurations of the encoder and of the decoder, made from the fields of this one."""
+        """Return the configurations of the encoder and of the decoder, made from the fields of this one."""
         names = {field.name for field in fields(self)} & set(RelPosConfig.__annotations__)
         common = {name: vars(self)[name] for name in names}
         common["pad_token_id"] = None  # its embedding is learned, because the decoder may begin with it

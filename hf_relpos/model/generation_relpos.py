@@ -74,7 +74,7 @@ class MemoryGenerationMixin(GenerationMixin):
             )
 
     def empty_memory(self, batch_size: int) -> SegmentMemory:
-        """The memory of rows that have read nothing."""
+        """Return the memory of rows that have read nothing."""
         self._needs_memory("empty_memory")
         shape = (batch_size, self.config.num_hidden_layers, self.config.mem_len, self.config.hidden_size)
         hidden = self.model.embed_example().new_zeros(shape)

@@ -29,7 +29,7 @@ from .head_classification import TokenClassifierHead
 from .head_losses import check_labels
 from .head_losses import count_targets
 from .position_builder import build_positions
-from .position_ids_cache import number_all_keys
+from .position_ids_cache import append_position_ids
 from .position_two_stream import QueryStream
 from .position_two_stream import check_perm_mask
 from .position_two_stream import content_positions
@@ -159,15 +159,15 @@ class RelPosEncoderModel(RelPosStack):
     def _query_stream(
         self, positions: Positions, hidden: torch.Tensor | None, target_mapping: torch.Tensor, shape: tuple[int, int]
     ) -> QueryStream:
-        """The targets before the first layer: all the same, only where they stand differs."""
+        """Return the targets before the first layer: all the same, only their positions differ."""
         if self.mask_emb is None:
             raise ValueError("target_mapping was given to an encoder without a query stream: set query_stream=True")
         if hidden is None:
             raise ValueError("target_mapping needs a perm_mask: without one every target would see itself")
         targets, named = find_targets(target_mapping, shape)
-        asking, seen = query_positions(positions, hidden, targets, named)
+        query_stream_inputs, seen = query_positions(positions, hidden, targets, named)
         states = self.dropout(self.mask_emb.expand(*targets.shape, -1))
-        return QueryStream(states, asking, seen[..., None].to(states.dtype))
+        return QueryStream(states, query_stream_inputs, seen[..., None].to(states.dtype))
 
 
 class RelPosDecoderModel(RelPosStack):
@@ -229,7 +229,7 @@ class RelPosDecoderModel(RelPosStack):
             causal=True,
             window=config.sliding_window,
             attention_mask=attention_mask,
-            position_ids=number_all_keys(cache, position_ids, (batch, sequence), len(self.layers)),
+            position_ids=append_position_ids(cache, position_ids, (batch, sequence), len(self.layers)),
             reset_mask=reset_mask,
             cached=None if cache is None else (cache.get_seq_length(), *cache.get_mask_sizes(sequence, 0)),
             memory_length=None if memory is None else memory.length,
@@ -246,7 +246,7 @@ class RelPosDecoderModel(RelPosStack):
     def _resolve_cache(
         self, cache: Cache | None, use_cache: bool | None, memory: SegmentMemory | None, batch: int
     ) -> Cache | None:
-        """The cache of this pass, or None; a cache and a memory exclude each other."""
+        """Return the cache of this pass, or None; a cache and a memory exclude each other."""
         if memory is not None and (cache is not None or use_cache):
             raise ValueError(
                 "memory and a key/value cache exclude each other: model.memory_to_cache(memory) turns one into the other"
@@ -365,7 +365,7 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
     def create_masks_for_generate(
         self, attention_mask: torch.Tensor | None, cache: Cache, **kwargs: Any
     ) -> torch.Tensor | None:
-        """The padding mask as it is, but as wide as a static cache, so that its shape stays the same from step to step."""
+        """Return the padding mask, as wide as a static cache, so that its shape stays the same from step to step."""
         if attention_mask is None:
             return None
         slots = sum(cache.get_mask_sizes(kwargs["inputs_embeds"].shape[1], 0))

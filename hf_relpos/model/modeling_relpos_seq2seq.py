@@ -34,7 +34,7 @@ from .modeling_relpos import RelPosPreTrainedModel
 from .modeling_relpos import keep_positions
 from .position_builder import build_positions
 from .position_builder import source_positions
-from .position_ids_cache import number_all_keys
+from .position_ids_cache import append_position_ids
 from .positions import Positions
 from .transformer_layer import RelPosLayer
 from .transformer_layer import make_norm
@@ -102,7 +102,7 @@ class RelPosCrossLayer(RelPosLayer):
         force_eager: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """One layer over `(batch, query, hidden_size)` that attends to `source (batch, source, hidden_size)` too."""
+        """Run one layer over `(batch, query, hidden_size)` that attends to `source (batch, source, hidden_size)` too."""
         own = None if cache is None else cache.self_attention_cache
         hidden_states = self._self_attend(hidden_states, memory, cache=own, force_eager=force_eager, **kwargs)
         query = self.cross_norm(hidden_states) if self.pre_norm else hidden_states
@@ -163,7 +163,7 @@ class RelPosCrossDecoder(RelPosDecoderModel):
             embeds,
             causal=True,
             attention_mask=attention_mask,
-            position_ids=number_all_keys(both, position_ids, (batch, sequence), len(self.layers)),
+            position_ids=append_position_ids(both, position_ids, (batch, sequence), len(self.layers)),
             cached=None if both is None else (both.get_seq_length(), *both.get_mask_sizes(sequence, 0)),
         )
         hidden_states, _ = self._run_layers(
@@ -176,7 +176,7 @@ class RelPosCrossDecoder(RelPosDecoderModel):
         return RelPosCrossModelOutput(last_hidden_state=hidden_states, cache=both)
 
     def _resolve_both_caches(self, cache: Cache | None, use_cache: bool | None, batch: int) -> EncoderDecoderCache | None:
-        """The cache of target and source of this pass, or None."""
+        """Return the cache of target and source of this pass, or None."""
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         own = self._resolve_cache(own, use_cache, None, batch)
         if own is None:
@@ -200,7 +200,7 @@ class RelPosSeq2SeqModel(RelPosPreTrainedModel):
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """The embeddings that the stacks share: `tie_word_embeddings` is about the head alone."""
+        """Return the tied weights, with the embeddings that the stacks share: `tie_word_embeddings` is about the head alone."""
         return dict(self._tied_weights_keys)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -320,7 +320,7 @@ class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMix
         self.post_init()
 
     def generate(self, *args: Any, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        """As in transformers. `labels` have no part in it; `Seq2SeqTrainer` hands them on with its batches."""
+        """Generate as transformers does. `labels`, which `Seq2SeqTrainer` hands on with its batches, are ignored."""
         return super().generate(*args, **kwargs)  # pyright: ignore
 
     @classmethod

@@ -138,7 +138,7 @@ def source_positions(queries: int, source: torch.Tensor, attention_mask: torch.T
 
 
 def _ready_mask(attention_mask: torch.Tensor | None, shape: tuple[int, int], keys: int) -> torch.Tensor | None:
-    """A mask of four dimensions as booleans, None for one of two; a ValueError for others, which say nothing of single tokens."""
+    """Return a mask of four dimensions as booleans, None for one of two; a ValueError for others, which say nothing of single tokens."""
     if attention_mask is None or attention_mask.dim() == 2:
         return None
     expected = (shape[0], 1, shape[1], keys)
@@ -182,7 +182,7 @@ def _behind_memory(valid: torch.Tensor, memory_length: torch.Tensor, slots: int)
 def _check_numbers(
     position_ids: torch.Tensor, shape: tuple[int, int], past: int | torch.Tensor, keys: int, memory_slots: int
 ) -> torch.Tensor:
-    """The numbers that the caller gave as `(batch|1, length)`, or a ValueError that says what to give."""
+    """Return the caller's position ids as `(batch|1, length)`, or raise a ValueError that says what to give."""
     if not isinstance(position_ids, torch.Tensor):
         raise ValueError(f"position_ids of type {type(position_ids).__name__} are refused: expected a tensor of whole numbers")
     position_ids = position_ids[None] if position_ids.dim() == 1 else position_ids
@@ -205,7 +205,7 @@ def _check_numbers(
 
 
 def _begins_padded(valid: torch.Tensor | None, past: int | torch.Tensor) -> bool:
-    """Whether padding stands before the first token of a row with tokens in a cache: their count does not begin at 0."""
+    """Return whether padding stands before the first token of a row with tokens in a cache: the count then does not begin at 0."""
     return valid is not None and known(valid[:, 0].all()) is False and int(past) > 0
 
 

@@ -22,10 +22,10 @@ _KINDS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWin
 """Layers that keep what they are given; beside any other, one that quantises for instance, numbers stand in the first."""
 
 
-def number_all_keys(
+def append_position_ids(
     cache: Cache | EncoderDecoderCache | None, position_ids: torch.Tensor | None, shape: tuple[int, int], layers: int
 ) -> torch.Tensor | None:
-    """Join the numbers of cached tokens to those of the new ones, which `remember_numbers` appends once the pass is through.
+    """Join the numbers of cached tokens to those of the new ones, which `remember_position_ids` appends once the pass is through.
 
     Args:
         cache: the cache of this pass; None without one.
@@ -66,7 +66,7 @@ def number_all_keys(
     return layer.update(numbers, numbers)[0][:, 0, :, 0]
 
 
-def remember_numbers(cache: Cache | EncoderDecoderCache | None, positions: Positions, layers: int) -> None:
+def remember_position_ids(cache: Cache | EncoderDecoderCache | None, positions: Positions, layers: int) -> None:
     """Remember the numbers of the tokens of a pass that went through: of all, after the first pass that was given any."""
     own, known = _numbers(cache, layers)
     if known is not None and not torch.compiler.is_compiling():
@@ -87,7 +87,7 @@ def remember_numbers(cache: Cache | EncoderDecoderCache | None, positions: Posit
 
 
 def _numbers(cache: Cache | EncoderDecoderCache | None, layers: int) -> tuple[Any, Any]:
-    """The cache that the decoder's own tokens are in, and its layer of numbers; None for what there is not."""
+    """Return the cache that holds the decoder's own tokens, and its layer of position ids; None for each that is missing."""
     own: Any = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     return own, None if own is None or len(own.layers) <= layers else own.layers[layers]
 
@@ -102,5 +102,5 @@ def _copy(layer: Any) -> Any:
 
 
 def _as_keys(numbers: torch.Tensor, batch: int) -> torch.Tensor:
-    """Numbers `(batch|1, length)` in the shape of keys, `(batch, 1, length, 1)`."""
+    """Return position ids `(batch|1, length)` in the shape of keys, `(batch, 1, length, 1)`."""
     return numbers.expand(batch, -1)[:, None, :, None]

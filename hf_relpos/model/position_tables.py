@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 
 from .positions import Positions
 from .positions import lazy
-from .toeplitz import collect
 from .toeplitz import relative_shift
+from .toeplitz import to_diagonals
 
 DECODED_ALIKE = 256
 """Steps of decoding that share tables."""
@@ -178,11 +178,11 @@ class DistanceTables:
         column = self._column.transpose(-1, -2)[:, None]
         return scores.gather(-1, column.expand(*scores.shape[:-1], -1)).transpose(-1, -2)
 
-    def collect(self, probabilities: torch.Tensor) -> torch.Tensor:
+    def to_diagonals(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Sum what stands at one distance: `(batch, heads, query, key)` to `(batch, heads, query, distances)`."""
         distances = self.distances.values.shape[0]
         if self.positions.is_toeplitz:
-            return collect(probabilities.flip(-2)).flip(-2)[..., :distances]
+            return to_diagonals(probabilities.flip(-2)).flip(-2)[..., :distances]
         sums = probabilities.new_zeros(*probabilities.shape[:-1], distances)
         return sums.scatter_add(-1, self._column[:, None].expand_as(probabilities), probabilities)
 
@@ -226,7 +226,7 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 
 
 def _same(before: list[Mark], now: list[Mark]) -> bool:
-    """Whether two lists name the same tensors in the same state."""
+    """Return whether two lists name the same tensors in the same state."""
     return len(before) == len(now) and all(
         old is new and past == version and here == place
         for (old, past, here), (new, version, place) in zip(before, now, strict=True)

@@ -31,7 +31,7 @@ class QueryStream:
 
 
 def check_perm_mask(perm_mask: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """The mask as booleans, `(batch, query, key)`, or a ValueError when it does not fit the input's `(batch, sequence)`."""
+    """Return the mask as booleans, `(batch, query, key)`; a ValueError if it does not fit the input's `(batch, sequence)`."""
     expected = (shape[0], shape[1], shape[1])
     if tuple(perm_mask.shape) != expected:
         raise ValueError(
@@ -41,7 +41,7 @@ def check_perm_mask(perm_mask: torch.Tensor, shape: tuple[int, int]) -> torch.Te
 
 
 def find_targets(target_mapping: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The token that each row names, `(batch, predict)`, and whether it names any: rows of zeros pad.
+    """Return the token that each row names, `(batch, predict)`, and whether it names any: rows of zeros pad.
 
     Args:
         target_mapping: `(batch, predict, sequence)`, 1 where the target stands and 0 elsewhere.
@@ -114,5 +114,5 @@ def _over_keys(hidden: torch.Tensor, positions: Positions) -> torch.Tensor:
 
 
 def _itself(positions: Positions) -> torch.Tensor:
-    """Where query and key are one token, `(1, 1, query, key)`."""
+    """Return where query and key are one token, `(1, 1, query, key)`."""
     return (positions.index_distance == 0)[:, None]

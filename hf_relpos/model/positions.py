@@ -124,7 +124,7 @@ class Positions(Movable):
         return {}
 
     def once(self, make: Callable[["Positions"], Any]) -> Any:
-        """What a function makes of these positions, made for the first layer that asks."""
+        """Return what a function makes of these positions, made for the first layer that asks."""
         if make not in self._made:
             self._made[make] = make(self)
         return self._made[make]
@@ -144,7 +144,7 @@ class Positions(Movable):
         return outside_window or (self.causal and queries not in (1, keys))
 
     def block(self, rows: slice, columns: slice) -> "Positions":
-        """The positions of some queries and some keys, as if they were all: what a blockwise backend works on."""
+        """Return the positions of some queries and some keys, as if they were all: what a blockwise backend works on."""
 
         def cut(part: torch.Tensor | None, along: slice) -> torch.Tensor | None:
             return None if part is None else part[..., along]

@@ -20,7 +20,7 @@ from .scheme_terms import ScoreTerms
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ParameterSpec:
     """One parameter of a scheme: its default, what it may be, and what it means.
 
     Attributes:
@@ -95,7 +95,7 @@ class PositionScheme(nn.Module):
         parameters: the scheme's own parameters, already checked and completed; they become attributes.
     """
 
-    parameter_specs: ClassVar[dict[str, Parameter]] = {}
+    parameter_specs: ClassVar[dict[str, ParameterSpec]] = {}
     refuses: ClassVar[dict[str, str]] = {}
     """Uses without meaning, `causal`, `bidirectional` or `memory`, each with the reason."""
     acts_on_embeddings: ClassVar[bool] = False
@@ -159,12 +159,12 @@ class PositionScheme(nn.Module):
 
     @classmethod
     def encodes(cls) -> bool:
-        """Whether the scheme changes queries and keys, by what `prepare` makes of the positions of this very pass."""
+        """Return whether the scheme changes queries and keys, by what `prepare` makes of the positions of this very pass."""
         return cls.encode_query is not PositionScheme.encode_query
 
     @classmethod
     def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:
-        """The reason why the scheme needs attention probabilities, which FlexAttention does not give; None if it does not."""
+        """Return the reason why the scheme needs attention probabilities, which FlexAttention does not give; None if it does not."""
         return None
 
     def initialize(self, std: float) -> None:
@@ -194,7 +194,7 @@ class PositionScheme(nn.Module):
         """Encode new keys `(batch, heads, fresh, head_dim)` before they enter the cache."""
         return key
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def scale_after_cache(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Last change of encoded queries and of all keys, cached ones included, `(batch, kv_heads, key, head_dim)`."""
         return query, key
 
@@ -215,14 +215,14 @@ class PositionScheme(nn.Module):
 
 
 def frequencies(size: int, base: float, device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Angle per position of each pair of channels, base^(-2t/size), `(size / 2,)` (arXiv 1706.03762, section 3.5)."""
+    """Return the angle per position of each pair of channels, base^(-2t/size), `(size / 2,)` (arXiv 1706.03762, section 3.5)."""
     return 1.0 / base ** (torch.arange(0, size, 2, device=device, dtype=dtype) / size)
 
 
 def sinusoid(
     positions: torch.Tensor, size: int, dtype: torch.dtype = torch.float32, interleaved: bool = False
 ) -> torch.Tensor:
-    """Sinusoids of positions, `(..., size)`: all sines then all cosines, or in turn (arXiv 1706.03762, section 3.5)."""
+    """Return sinusoids of positions, `(..., size)`: all sines then all cosines, or in turn (arXiv 1706.03762, section 3.5)."""
     angle = positions[..., None].to(dtype) * frequencies(size, 10000.0, positions.device, dtype)
     pair = torch.stack([angle.sin(), angle.cos()], -1 if interleaved else -2).flatten(-2)
     return pair[..., :size]

@@ -13,7 +13,7 @@ from transformers import initialization as init
 from .position_tables import Distances
 from .position_tables import DistanceTables
 from .positions import Positions
-from .scheme_base import Parameter
+from .scheme_base import ParameterSpec
 from .scheme_base import PositionScheme
 from .scheme_base import frequencies
 from .scheme_terms import ScoreTerms
@@ -22,7 +22,7 @@ from .scheme_terms import ScoreTerms
 class LearnedBias(PositionScheme):
     """One learned number per head and distance, distances clipped: b[h, clip(j - i, -k, k)]."""
 
-    parameter_specs = {"max_distance": Parameter(128, "distances beyond share the entry of this one", minimum=1)}
+    parameter_specs = {"max_distance": ParameterSpec(128, "distances beyond share the entry of this one", minimum=1)}
     combines_as = "bias"
     source = "the scalar form of arXiv 1803.02155; relative bias of Swin (arXiv 2103.14030, eq. 4)"
     max_distance: int
@@ -41,7 +41,7 @@ class LearnedBias(PositionScheme):
 
 
 def t5_bucket(distance: torch.Tensor, bidirectional: bool, num_buckets: int, max_distance: int) -> torch.Tensor:
-    """Bucket of key minus query: exact when near, logarithmic when far (arXiv 1910.10683, section 2.1).
+    """Return the bucket of key minus query: exact when near, logarithmic when far (arXiv 1910.10683, section 2.1).
 
     Half of the buckets (of one direction) hold one distance each; the others widen up to `max_distance`, beyond which
     all share the last one. Bidirectional: the second half of all buckets is for keys after the query.
@@ -59,9 +59,11 @@ class T5(PositionScheme):
     """One learned number per head and bucket of distances; scores are not scaled (arXiv 1910.10683, section 2.1)."""
 
     parameter_specs = {
-        "num_buckets": Parameter(32, "number of buckets, of both directions together", minimum=4),
-        "max_distance": Parameter(128, "distances beyond share the last bucket", minimum=2),
-        "scale_scores": Parameter(False, "divide q.k by the root of the head size, which T5 does not", choices=(False, True)),
+        "num_buckets": ParameterSpec(32, "number of buckets, of both directions together", minimum=4),
+        "max_distance": ParameterSpec(128, "distances beyond share the last bucket", minimum=2),
+        "scale_scores": ParameterSpec(
+            False, "divide q.k by the root of the head size, which T5 does not", choices=(False, True)
+        ),
     }
     combines_as = "bias"
     source = "arXiv 1910.10683, section 2.1"
@@ -99,7 +101,7 @@ class T5(PositionScheme):
 
 
 def alibi_slopes(heads: int, geometric: bool = False, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Slope of each head, `(heads,)`: 2^(-8h/H) for H a power of two, else as the released code interpolates.
+    """Return the slope of each head, `(heads,)`: 2^(-8h/H) for H a power of two, else as the released code interpolates.
 
     The released code takes the slopes of the next lower power of two, then every other slope of twice that number. The
     text of the paper has the plain formula for every H: `geometric`.
@@ -116,9 +118,9 @@ class Alibi(PositionScheme):
     """A penalty in proportion to the distance, -m_h |i - j|, with a slope a head (arXiv 2108.12409, section 3)."""
 
     parameter_specs = {
-        "slopes": Parameter("released", "of the released code or of the formula", choices=("released", "geometric")),
-        "sides": Parameter("symmetric", "encoder: both or half of the heads a side", choices=("symmetric", "split")),
-        "learned": Parameter(False, "slopes are where learning starts", choices=(False, True)),
+        "slopes": ParameterSpec("released", "of the released code or of the formula", choices=("released", "geometric")),
+        "sides": ParameterSpec("symmetric", "encoder: both or half of the heads a side", choices=("symmetric", "split")),
+        "learned": ParameterSpec(False, "slopes are where learning starts", choices=(False, True)),
     }
     combines_as = "bias"
     source = "arXiv 2108.12409, section 3"
@@ -155,8 +157,8 @@ class Kerple(PositionScheme):
     """
 
     parameter_specs = {
-        "kernel": Parameter("log", "-p log(1 + a r) or -a r^p", choices=("log", "power")),
-        "acts_as": Parameter("bias", "added to the scores, multiplied, or both", choices=("bias", "weight", "both")),
+        "kernel": ParameterSpec("log", "-p log(1 + a r) or -a r^p", choices=("log", "power")),
+        "acts_as": ParameterSpec("bias", "added to the scores, multiplied, or both", choices=("bias", "weight", "both")),
     }
     combines_as = "bias"
     source = "arXiv 2205.09921, section 4"
@@ -187,7 +189,7 @@ class Kerple(PositionScheme):
             init.copy_(learned, share.logit() if exponent else positive.expm1().log())
 
     def _kernel(self, a: torch.Tensor, p: torch.Tensor, distances: Distances) -> torch.Tensor:
-        """The kernel, at most 0, `(heads, distances)`, from what is learned, `(heads,)` each."""
+        """Return the kernel, at most 0, `(heads, distances)`, from its weights, `(heads,)` each."""
         a, p = (learned.to(distances.dtype)[:, None] for learned in (a, p))
         distance = distances.values.abs().to(distances.dtype)
         if self.kernel == "log":
@@ -203,7 +205,7 @@ class Kerple(PositionScheme):
     def _weighed(
         self, positions: Positions, query: torch.Tensor, key: torch.Tensor, a: torch.Tensor, p: torch.Tensor
     ) -> torch.Tensor:
-        """What the kernel as a weight changes the scores by: q . k (exp(kernel) - 1)."""
+        """Return the change of the scores by the kernel as a weight: q . k (exp(kernel) - 1)."""
         tables = DistanceTables(positions)
         weight = tables.spread(self._kernel(a, p, tables.distances).expm1())
         return (query * self.scale()) @ key.transpose(-1, -2) * weight.to(query.dtype)
@@ -215,7 +217,7 @@ class Sandwich(PositionScheme):
     Its value at distance 0 is taken off, which changes no probability: near keys then stay apart in half precision.
     """
 
-    parameter_specs = {"size": Parameter(128, "size d of the sinusoids", minimum=2)}
+    parameter_specs = {"size": ParameterSpec(128, "size d of the sinusoids", minimum=2)}
     combines_as = "bias"
     source = "arXiv 2212.10356, section 6"
     size: int
@@ -237,10 +239,10 @@ class DynamicBias(PositionScheme):
     """
 
     parameter_specs = {
-        "width": Parameter(None, "units of each hidden layer; hidden_size / 4 by default", minimum=1, optional=True),
-        "depth": Parameter(2, "number of hidden layers", minimum=1),
-        "log_distance": Parameter(False, "read sign(i - j) log(1 + |i - j|)", choices=(False, True)),
-        "norm": Parameter(False, "normalise each hidden layer before its activation", choices=(False, True)),
+        "width": ParameterSpec(None, "units of each hidden layer; hidden_size / 4 by default", minimum=1, optional=True),
+        "depth": ParameterSpec(2, "number of hidden layers", minimum=1),
+        "log_distance": ParameterSpec(False, "read sign(i - j) log(1 + |i - j|)", choices=(False, True)),
+        "norm": ParameterSpec(False, "normalise each hidden layer before its activation", choices=(False, True)),
     }
     combines_as = "bias"
     source = "arXiv 2111.09883, section 3.3, as in x-transformers"

@@ -70,7 +70,7 @@ class Combined(PositionScheme):
     def encode_key(self, key: torch.Tensor, prepared: Any) -> torch.Tensor:
         return self.rotary.call("encode_key", key, prepared)
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def scale_after_cache(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return self.rotary.call("meet", query, key, prepared)
 
     def prepare_distances(self, distances: Distances) -> Any:
@@ -85,7 +85,7 @@ class Combined(PositionScheme):
 
 @cache
 def combine(*parts: tuple[str, type[PositionScheme]]) -> type[Combined]:
-    """The class of a combination, the same one each time.
+    """Return the class of a combination, the same one each time.
 
     Args:
         parts: name and class of each scheme, in any order.
@@ -114,7 +114,7 @@ def _blank(*parts: tuple[str, type[PositionScheme]]) -> Combined:
 
 
 def _refusal(parts: tuple[tuple[str, type[PositionScheme]], ...]) -> str | None:
-    """Why some schemes have no meaning together, or None."""
+    """Return why some schemes have no meaning together, or None."""
     if len(parts) != 2:
         return f"it names {len(parts)} schemes"
     roles = {kind.combines_as for _, kind in parts}

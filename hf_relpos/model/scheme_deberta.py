@@ -9,13 +9,13 @@ from transformers import initialization as init
 
 from .position_tables import Distances
 from .scheme_base import LayerProjections
-from .scheme_base import Parameter
+from .scheme_base import ParameterSpec
 from .scheme_base import PositionScheme
 from .scheme_terms import ScoreTerms
 
 
 def deberta_bucket(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
-    """Bucket of query minus key: the distance itself up to half of the buckets, then wider ones (released code of v2).
+    """Return the bucket of query minus key: the distance itself up to half of the buckets, then wider ones (released code of v2).
 
     In float32 and in the order of the released code, because bucket edges are where rounding decides.
     """
@@ -36,12 +36,12 @@ class Deberta(PositionScheme):
     """
 
     parameter_specs = {
-        "max_distance": Parameter(512, "k: distances beyond share their rows", minimum=2),
-        "num_buckets": Parameter(None, "buckets a side, for k distances; one row a distance if None", 4, optional=True),
-        "terms": Parameter("both", "content to position, position to content", choices=("both", "c2p", "p2c")),
-        "p2c_index": Parameter("code", "row that a key meets: d(i, j) or d(j, i)", choices=("code", "paper")),
-        "projections": Parameter("own", "of the table: its own or the layer's", choices=("own", "layer")),
-        "normalise": Parameter(False, "normalise the table", choices=(False, True)),
+        "max_distance": ParameterSpec(512, "k: distances beyond share their rows", minimum=2),
+        "num_buckets": ParameterSpec(None, "buckets a side, for k distances; one row a distance if None", 4, optional=True),
+        "terms": ParameterSpec("both", "content to position, position to content", choices=("both", "c2p", "p2c")),
+        "p2c_index": ParameterSpec("code", "row that a key meets: d(i, j) or d(j, i)", choices=("code", "paper")),
+        "projections": ParameterSpec("own", "of the table: its own or the layer's", choices=("own", "layer")),
+        "normalise": ParameterSpec(False, "normalise the table", choices=(False, True)),
     }
     refuses = {"causal": "it is defined for bidirectional attention (arXiv 2006.03654, section 3)"}
     serves_all_layers = True
@@ -82,7 +82,7 @@ class Deberta(PositionScheme):
 
     @staticmethod
     def _owners(config: Any) -> list[str]:
-        """The layers that have projections of their own, by number; `share_positions` leaves the first."""
+        """Return the layers that have projections of their own, by number; `share_positions` leaves the first."""
         names = config.position_scheme
         every = range(config.num_hidden_layers) if isinstance(names, str) else range(len(names))
         owners = [str(index) for index in every if isinstance(names, str) or names[index] == "deberta"]
@@ -101,7 +101,7 @@ class Deberta(PositionScheme):
         return (distance + self.span).clamp(0, 2 * self.span - 1)
 
     def _span(self, distances: Distances) -> tuple[int, int]:
-        """The distances that have rows of their own: the others share those at the ends."""
+        """Return the distances that have rows of their own: the others share those at the ends."""
         low, high = (min(max(end, -self.max_distance), self.max_distance) for end in (distances.low, distances.high))
         return low, high
 
@@ -112,7 +112,7 @@ class Deberta(PositionScheme):
         return rows | {"query": self._rows(own) if self.p2c_index == "paper" else rows["key"]}
 
     def for_layer(self, prepared: dict[str, torch.Tensor], attention: LayerProjections) -> dict[str, torch.Tensor]:
-        """The vectors of the distances of the span, `(heads, distances, head_dim)`: keys for queries, and queries for keys."""
+        """Return the vectors of the distances of the span, `(heads, distances, head_dim)`: keys for queries, and queries for keys."""
         table = dropout(self.table if self.norm is None else self.norm(self.table), self.dropout, self.training)
         vectors = {}
         for name in self.meeting:

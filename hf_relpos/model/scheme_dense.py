@@ -11,9 +11,9 @@ from .position_tables import Distances
 from .position_tables import DistanceTables
 from .positions import Positions
 from .positions import known
-from .scheme_base import Parameter
+from .scheme_base import ParameterSpec
 from .scheme_base import PositionScheme
-from .scheme_terms import Factors
+from .scheme_terms import LowRankBias
 from .scheme_terms import ScoreTerms
 
 
@@ -26,8 +26,8 @@ class CoPE(PositionScheme):
     """
 
     parameter_specs = {
-        "positions": Parameter(64, "vectors e[0], e[1], ...: keys further away share the last", minimum=2),
-        "divide": Parameter(False, "divide what is added by the root of the head size", choices=(False, True)),
+        "positions": ParameterSpec(64, "vectors e[0], e[1], ...: keys further away share the last", minimum=2),
+        "divide": ParameterSpec(False, "divide what is added by the root of the head size", choices=(False, True)),
     }
     refuses = {"bidirectional": "it counts the tokens from a key to a query after it"}
     source = "arXiv 2405.18719, section 4"
@@ -66,9 +66,9 @@ class Fire(PositionScheme):
     """
 
     parameter_specs = {
-        "width": Parameter(32, "units of the network's hidden layer", minimum=1),
-        "c": Parameter(0.1, "c where learning starts", minimum=1e-6),
-        "threshold": Parameter(512.0, "L where learning starts", minimum=1.0),
+        "width": ParameterSpec(32, "units of the network's hidden layer", minimum=1),
+        "c": ParameterSpec(0.1, "c where learning starts", minimum=1e-6),
+        "threshold": ParameterSpec(512.0, "L where learning starts", minimum=1.0),
     }
     combines_as = "bias"
     source = "arXiv 2310.04418, equations 2 to 4"
@@ -121,18 +121,18 @@ class Fire(PositionScheme):
         return ScoreTerms(dense=self._pairs, factors=self._factors, learned=learned)
 
     def _part(self, positions: Positions, slope: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        """What psi(distance) is multiplied by for each query, `(batch|1, query)`."""
+        """Return the factor of psi(distance) for each query, `(batch|1, query)`."""
         furthest = torch.maximum(positions.furthest.to(positions.dtype), (factor * self.threshold).abs())
         return 1 / (self._psi(furthest, slope) + 1e-6)
 
     def _pairs(self, positions: Positions, query: torch.Tensor, key: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
-        """The bias of every pair, `(batch|1, heads, query, key)`."""
+        """Return the bias of every pair, `(batch|1, heads, query, key)`."""
         slope, factor, *network = (parameter.to(positions.dtype) for parameter in learned)
         part = self._part(positions, slope, factor)
         return self._network(part[..., None] * self._psi(positions.distance, slope), *network)
 
-    def _factors(self, positions: Positions, *learned: torch.Tensor) -> Factors:
-        """The bias of every query and distance.
+    def _factors(self, positions: Positions, *learned: torch.Tensor) -> LowRankBias:
+        """Return the bias of every query and distance.
 
         A unit of f starts or stops where psi(distance) reaches some part of psi(furthest). Queries of a block look about as
         far as each other, so at most distances a unit is the same line for all of them, or nothing: b is
@@ -149,4 +149,4 @@ class Fire(PositionScheme):
         extra = self._network(share, weight[units], bias[units], output[:, units], disagree)
         with torch.autocast(part.device.type, enabled=False):  # as in the network
             table = torch.stack([(output * weight) @ line * psi, (output * bias) @ line], 1)
-        return Factors(torch.stack([part, torch.ones_like(part)], -1), table, extra, where)
+        return LowRankBias(torch.stack([part, torch.ones_like(part)], -1), table, extra, where)

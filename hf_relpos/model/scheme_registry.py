@@ -52,12 +52,12 @@ SCHEMES: dict[str, type[PositionScheme]] = {
 
 
 def parts_of(name: str) -> list[str]:
-    """The schemes that a name stands for: both of a combination such as `rope+alibi`, else the one."""
+    """Return the schemes that a name stands for: both of a combination such as `rope+alibi`, else the one."""
     return [part.strip() for part in name.split("+")]
 
 
 def scheme_class(name: str) -> type[PositionScheme]:
-    """The class of a scheme name, or of two joined by `+`; a ValueError lists the names, or says why two do not combine."""
+    """Return the class of a scheme name, or of two joined by `+`; a ValueError lists the names, or says why two do not combine."""
     parts = parts_of(name)
     for part in parts:
         if part not in SCHEMES:
@@ -67,7 +67,7 @@ def scheme_class(name: str) -> type[PositionScheme]:
 
 
 def in_order(given: str | list[str]) -> str | list[str]:
-    """A position_scheme whose combinations name the rotary scheme first."""
+    """Return a position_scheme whose combinations name the rotary scheme first."""
     if not isinstance(given, str):
         return [str(in_order(name)) for name in given]
     kind = scheme_class(given)
@@ -75,13 +75,13 @@ def in_order(given: str | list[str]) -> str | list[str]:
 
 
 def layer_schemes(config: Any) -> list[str]:
-    """The scheme name of each layer."""
+    """Return the scheme name of each layer."""
     given = config.position_scheme
     return [given] * config.num_hidden_layers if isinstance(given, str) else list(given)
 
 
 def scheme_parameters(config: Any, name: str) -> dict[str, Any]:
-    """All parameters of one scheme of a configuration: what was given, completed by the paper's defaults."""
+    """Return all parameters of one scheme of a configuration: what was given, completed by the paper's defaults."""
     given = config.position_parameters
     if not isinstance(config.position_scheme, str):
         parts = parts_of(name)
@@ -140,11 +140,11 @@ def check_schemes(config: Any) -> None:
 
 
 def build_scheme(config: Any, name: str) -> PositionScheme:
-    """One scheme module of a configuration."""
+    """Return one scheme module of a configuration."""
     return scheme_class(name)(config, **scheme_parameters(config, name))
 
 
 def probabilities_reason(config: Any) -> str | None:
-    """Why the schemes of a configuration need attention probabilities, or None when fused kernels can serve them."""
+    """Return why the schemes of a configuration need attention probabilities, or None when fused kernels can serve them."""
     reasons = (scheme_class(name).needs_probabilities(scheme_parameters(config, name)) for name in layer_schemes(config))
     return next((reason for reason in reasons if reason is not None), None)

@@ -12,15 +12,15 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .positions import Positions
 from .positions import known
-from .scheme_base import Parameter
+from .scheme_base import ParameterSpec
 from .scheme_base import PositionScheme
 from .scheme_base import frequencies
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
 _ROTARY = {
-    "rope_theta": Parameter(10000.0, "base of the wavelengths", minimum=1.0),
-    "partial_rotary_factor": Parameter(1.0, "fraction of the channels that turn", minimum=0.0, maximum=1.0),
+    "rope_theta": ParameterSpec(10000.0, "base of the wavelengths", minimum=1.0),
+    "partial_rotary_factor": ParameterSpec(1.0, "fraction of the channels that turn", minimum=0.0, maximum=1.0),
 }
 _SCALING = {
     "linear": ("factor",),
@@ -37,8 +37,8 @@ def rotate(states: torch.Tensor, rotation: Rotation, interleaved: bool) -> torch
     Pairs are (2t, 2t+1) when interleaved (RoFormer, GPT-J), else (t, t + half) (GPT-NeoX, Llama); other channels stay.
     """
     cos, sin = (part[:, None].to(states.dtype) for part in rotation)
-    turned, rest = states.split([2 * cos.shape[-1], states.shape[-1] - 2 * cos.shape[-1]], -1)
-    first, second = turned.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, -1)
+    rotated, rest = states.split([2 * cos.shape[-1], states.shape[-1] - 2 * cos.shape[-1]], -1)
+    first, second = rotated.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else rotated.chunk(2, -1)
     pair = torch.stack([first * cos - second * sin, second * cos + first * sin], -1 if interleaved else -2)
     whole = pair.flatten(-2)
     return torch.cat([whole, rest], -1) if rest.shape[-1] else whole
@@ -53,17 +53,19 @@ class RoPE(PositionScheme):
 
     parameter_specs = {
         **_ROTARY,
-        "interleaved": Parameter(False, "pair neighbouring channels instead of halves", choices=(False, True)),
-        "rope_type": Parameter("default", "how wavelengths are stretched", choices=("default", *_SCALING)),
-        "factor": Parameter(1.0, "by how much longer texts may be", minimum=1.0),
-        "original_max_position_embeddings": Parameter(
+        "interleaved": ParameterSpec(False, "pair neighbouring channels instead of halves", choices=(False, True)),
+        "rope_type": ParameterSpec("default", "how wavelengths are stretched", choices=("default", *_SCALING)),
+        "factor": ParameterSpec(1.0, "by how much longer texts may be", minimum=1.0),
+        "original_max_position_embeddings": ParameterSpec(
             None, "yarn, llama3: length trained at; max_position_embeddings by default", minimum=1, optional=True
         ),
-        "attention_factor": Parameter(None, "yarn: factor on cos and sin; from factor by default", minimum=0.0, optional=True),
-        "beta_fast": Parameter(32.0, "yarn: pairs that turn more often are not stretched", minimum=0.0),
-        "beta_slow": Parameter(1.0, "yarn: pairs that turn less often are stretched wholly", minimum=0.0),
-        "low_freq_factor": Parameter(1.0, "llama3: pairs that turn less often are stretched wholly", minimum=0.0),
-        "high_freq_factor": Parameter(4.0, "llama3: pairs that turn more often are not stretched", minimum=0.0),
+        "attention_factor": ParameterSpec(
+            None, "yarn: factor on cos and sin; from factor by default", minimum=0.0, optional=True
+        ),
+        "beta_fast": ParameterSpec(32.0, "yarn: pairs that turn more often are not stretched", minimum=0.0),
+        "beta_slow": ParameterSpec(1.0, "yarn: pairs that turn less often are stretched wholly", minimum=0.0),
+        "low_freq_factor": ParameterSpec(1.0, "llama3: pairs that turn less often are stretched wholly", minimum=0.0),
+        "high_freq_factor": ParameterSpec(4.0, "llama3: pairs that turn more often are not stretched", minimum=0.0),
     }
     combines_as = "rotary"
     source = "arXiv 2104.09864, section 3.2"
@@ -94,35 +96,35 @@ class RoPE(PositionScheme):
 
     def __init__(self, config: Any, **parameters: Any) -> None:
         super().__init__(config, **parameters)
-        self.turned = 2 * int(self.head_dim * self.partial_rotary_factor / 2)
+        self.rotary_dim = 2 * int(self.head_dim * self.partial_rotary_factor / 2)
         self.scaling = None if self.rope_type == "default" else self._scaling(config.trained_length, parameters)
 
     def _scaling(self, trained: int, parameters: dict[str, Any]) -> PreTrainedConfig:
-        """The configuration that transformers' formulas read: of the channels that turn, as if they were all."""
+        """Build the configuration that transformers' formulas read: the rotated channels, as if they were all."""
         given = {name: parameters[name] for name in _SCALING[self.rope_type]}
         if "original_max_position_embeddings" in given:
             given["original_max_position_embeddings"] = given["original_max_position_embeddings"] or trained
             trained = int(self.factor * given["original_max_position_embeddings"])
         fields: dict[str, Any] = {
-            "hidden_size": self.turned,
+            "hidden_size": self.rotary_dim,
             "num_attention_heads": 1,
             "max_position_embeddings": trained,
             "rope_parameters": {"rope_type": self.rope_type, "rope_theta": self.rope_theta, **given},
         }
         return PreTrainedConfig(**fields)
 
-    def turns(self, positions: Positions) -> tuple[torch.Tensor, float]:
-        """Angle per position of each pair of channels, `(pairs,)`, and a factor on what is turned."""
+    def inv_freq(self, positions: Positions) -> tuple[torch.Tensor, float]:
+        """Return the angle per position of each pair of channels, `(pairs,)`, and a factor on the rotated channels."""
         device = positions.query.device
         if self.scaling is None:
-            return frequencies(self.turned, self.rope_theta, device, positions.dtype), 1.0
+            return frequencies(self.rotary_dim, self.rope_theta, device, positions.dtype), 1.0
         length = positions.in_document.max() + 1 if self.rope_type == "dynamic" else None
-        turns, factor = ROPE_INIT_FUNCTIONS[self.rope_type](self.scaling, device, seq_len=length)
-        return turns.to(positions.dtype), factor
+        inv_freq, factor = ROPE_INIT_FUNCTIONS[self.rope_type](self.scaling, device, seq_len=length)
+        return inv_freq.to(positions.dtype), factor
 
     def prepare(self, positions: Positions) -> tuple[Any, ...]:
-        turns, factor = self.turns(positions)
-        angles = (place[..., None].to(positions.dtype) * turns for place in (positions.query, positions.fresh_key))
+        inv_freq, factor = self.inv_freq(positions)
+        angles = (place[..., None].to(positions.dtype) * inv_freq for place in (positions.query, positions.fresh_key))
         query, key = ((angle.cos() * factor, angle.sin() * factor) for angle in angles)  # (batch|1, length, pairs)
         return query, key
 
@@ -142,9 +144,9 @@ class XPos(RoPE):
 
     parameter_specs = {
         **_ROTARY,
-        "interleaved": Parameter(True, "pair neighbouring channels instead of halves", choices=(True, False)),
-        "scale_base": Parameter(512, "distance over which pair t decays by zeta_t", minimum=1),
-        "gamma": Parameter(0.4, "zeta_t = (2t/d + gamma) / (1 + gamma): the decay of pair t", minimum=1e-3),
+        "interleaved": ParameterSpec(True, "pair neighbouring channels instead of halves", choices=(True, False)),
+        "scale_base": ParameterSpec(512, "distance over which pair t decays by zeta_t", minimum=1),
+        "gamma": ParameterSpec(0.4, "zeta_t = (2t/d + gamma) / (1 + gamma): the decay of pair t", minimum=1e-3),
     }
     refuses = {"bidirectional": "what decays with the distance in the past grows without bound in the future"}
     source = "arXiv 2212.10554, algorithm 1"
@@ -158,7 +160,7 @@ class XPos(RoPE):
             filled = torch.arange(positions.key.shape[1], device=last.device) < positions.start + positions.query.shape[1]
             last = torch.where(filled, positions.key, last).amax(-1, keepdim=True)
         middle = (first + last).to(positions.dtype) / 2
-        pair = torch.arange(0, self.turned, 2, device=middle.device, dtype=positions.dtype) / self.turned
+        pair = torch.arange(0, self.rotary_dim, 2, device=middle.device, dtype=positions.dtype) / self.rotary_dim
         decay = ((pair + self.gamma) / (1 + self.gamma)).log() / self.scale_base
         query = self._every_channel(torch.exp((positions.query - middle)[..., None] * decay))
         distance = middle - torch.minimum(positions.key, last)  # keys beyond are never seen
@@ -166,7 +168,7 @@ class XPos(RoPE):
         span = known((last - first).max())
         return *super().prepare(positions), query, key, span
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, prepared: tuple[Any, ...]) -> Rotation:
+    def scale_after_cache(self, query: torch.Tensor, key: torch.Tensor, prepared: tuple[Any, ...]) -> Rotation:
         *_, query_scale, key_scale, span = prepared
         reach = int(2 * self.scale_base * (math.log(torch.finfo(key.dtype).max) - 4) / math.log(1 / self.gamma + 1))
         if span is not None and span > reach:
@@ -177,9 +179,9 @@ class XPos(RoPE):
         return (query * query_scale).to(query.dtype), (key * key_scale).to(key.dtype)
 
     def _every_channel(self, scale: torch.Tensor) -> torch.Tensor:
-        """Numbers per pair of channels that turn, `(batch|1, length, pairs)`, as `(batch|1, 1, length, head_dim)`."""
+        """Spread numbers per pair of rotated channels, `(batch|1, length, pairs)`, to `(batch|1, 1, length, head_dim)`."""
         every = scale.repeat_interleave(2, -1) if self.interleaved else scale.repeat(1, 1, 2)
-        return torch.nn.functional.pad(every, (0, self.head_dim - self.turned), value=1.0)[:, None]
+        return torch.nn.functional.pad(every, (0, self.head_dim - self.rotary_dim), value=1.0)[:, None]
 
 
 class PoPE(PositionScheme):
@@ -191,8 +193,8 @@ class PoPE(PositionScheme):
 
     parameter_specs = {
         "rope_theta": _ROTARY["rope_theta"],
-        "learned_bias": Parameter(True, "learn the phase delta", choices=(True, False)),
-        "bias_init": Parameter("zeros", "where delta starts: 0, or uniform in its range", choices=("zeros", "uniform")),
+        "learned_bias": ParameterSpec(True, "learn the phase delta", choices=(True, False)),
+        "bias_init": ParameterSpec("zeros", "where delta starts: 0, or uniform in its range", choices=("zeros", "uniform")),
     }
     combines_as = "rotary"
     source = "arXiv 2509.10534, section 3"
@@ -213,8 +215,8 @@ class PoPE(PositionScheme):
 
     def prepare(self, positions: Positions) -> tuple[Rotation, Rotation]:
         """Return cos and sin of the angles of queries and of new keys, `(batch|1, 1, length, head_dim)` each."""
-        turns = frequencies(2 * self.head_dim, self.rope_theta, positions.query.device, positions.dtype)
-        angles = (place[:, None, :, None].to(positions.dtype) * turns for place in (positions.query, positions.fresh_key))
+        inv_freq = frequencies(2 * self.head_dim, self.rope_theta, positions.query.device, positions.dtype)
+        angles = (place[:, None, :, None].to(positions.dtype) * inv_freq for place in (positions.query, positions.fresh_key))
         query, key = ((angle.cos(), angle.sin()) for angle in angles)
         return query, key
 

@@ -16,7 +16,7 @@ from .position_tables import DistanceTables
 from .positions import Positions
 
 
-class Factors(NamedTuple):
+class LowRankBias(NamedTuple):
     """Numbers per query and distance as products of what queries and what distances have, and exceptions at some distances.
 
     Attributes:
@@ -32,7 +32,7 @@ class Factors(NamedTuple):
     where: torch.Tensor
 
     def numbers(self) -> torch.Tensor:
-        """All of them, `(batch|1, heads, query, distances)`."""
+        """Return the whole bias, `(batch|1, heads, query, distances)`."""
         with torch.autocast(self.query.device.type, enabled=False):  # numbers of positions stay in float32
             products = self.query[:, None] @ self.distance
         return products.index_add(-1, self.where, self.extra)
@@ -59,7 +59,7 @@ class ScoreTerms(Movable):
             what is `learned`, that gives `(batch|1, heads, query, key)`, added to the scaled scores. It is asked for some heads
             and some queries at a time, with all keys that they see.
         reads_types: whether `dense` is of token types, and so of no use in a pass without any.
-        factors: for numbers per query and distance: a function of the positions and `learned` that gives them as `Factors`, added to
+        factors: for numbers per query and distance: a function of the positions and `learned` that gives them as `LowRankBias`, added to
             the scaled scores; for positions that are `is_toeplitz`. It is asked for some queries at a time, and for all heads.
             Beside `dense` it says the same, for less where many queries share distances (`for_pass`).
         learned: the parameters that `dense` or `factors` reads, so that blocks can be computed anew in the backward pass.
@@ -75,7 +75,7 @@ class ScoreTerms(Movable):
     distance_offset: torch.Tensor | None = None
     dense: Callable[..., torch.Tensor] | None = None
     reads_types: bool = False
-    factors: Callable[..., Factors] | None = None
+    factors: Callable[..., LowRankBias] | None = None
     learned: tuple[torch.Tensor, ...] = ()
     learned_by_head: tuple[torch.Tensor, ...] = ()
 
@@ -115,7 +115,7 @@ def every_distance(terms: ScoreTerms, distances: Distances) -> ScoreTerms:
 def dense_bias(
     terms: ScoreTerms, tables: DistanceTables, query: torch.Tensor, key: torch.Tensor, scale: float
 ) -> torch.Tensor | None:
-    """All that `terms` add to the scaled scores, as one tensor.
+    """Return all that `terms` add to the scaled scores, as one tensor.
 
     Args:
         terms: what the scheme adds.

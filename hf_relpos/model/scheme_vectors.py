@@ -11,7 +11,7 @@ from transformers import initialization as init
 
 from .position_tables import Distances
 from .positions import Positions
-from .scheme_base import Parameter
+from .scheme_base import ParameterSpec
 from .scheme_base import PositionScheme
 from .scheme_base import sinusoid
 from .scheme_terms import ScoreTerms
@@ -27,11 +27,11 @@ class Shaw(PositionScheme):
     """
 
     parameter_specs = {
-        "max_distance": Parameter(16, "k: the largest distance with vectors of its own", minimum=1),
-        "values": Parameter(True, "vectors for the values: own, none, or the keys'", choices=(True, False, "shared")),
-        "table": Parameter("learned", "learned vectors or fixed sinusoids", choices=("learned", "sinusoidal")),
-        "outside": Parameter("clamp", "beyond k: the vectors of k or none", choices=("clamp", "zero")),
-        "meets": Parameter("query", "what meets the keys' vectors: queries, or keys too", choices=("query", "both")),
+        "max_distance": ParameterSpec(16, "k: the largest distance with vectors of its own", minimum=1),
+        "values": ParameterSpec(True, "vectors for the values: own, none, or the keys'", choices=(True, False, "shared")),
+        "table": ParameterSpec("learned", "learned vectors or fixed sinusoids", choices=("learned", "sinusoidal")),
+        "outside": ParameterSpec("clamp", "beyond k: the vectors of k or none", choices=("clamp", "zero")),
+        "meets": ParameterSpec("query", "what meets the keys' vectors: queries, or keys too", choices=("query", "both")),
     }
     source = "arXiv 1803.02155, section 3.2"
     max_distance: int
@@ -58,7 +58,7 @@ class Shaw(PositionScheme):
             init.xavier_uniform_(table)
 
     def _vectors(self, name: str, of: Distances) -> torch.Tensor:
-        """The vectors of the keys or of the values, `(1, entries, head_dim)`, with zeros around them for `outside`."""
+        """Return the vectors of the keys or of the values, `(1, entries, head_dim)`, with zeros around them for `outside`."""
         if self.table == "learned":
             vectors = getattr(self, name, self.key_table)
         else:
@@ -84,7 +84,7 @@ class TransformerXL(PositionScheme):
     """
 
     parameter_specs = {
-        "clamp_len": Parameter(None, "distances beyond use the sinusoid of this one", minimum=1, optional=True),
+        "clamp_len": ParameterSpec(None, "distances beyond use the sinusoid of this one", minimum=1, optional=True),
     }
     source = "arXiv 1901.02860, section 3.3"
     clamp_len: int | None
@@ -171,8 +171,8 @@ class Music(PositionScheme):
     """
 
     parameter_specs = {
-        "max_distance": Parameter(512, "number of distances with a vector, 0 included", minimum=1),
-        "share_heads": Parameter(False, "one table for all heads of a layer", choices=(False, True)),
+        "max_distance": ParameterSpec(512, "number of distances with a vector, 0 included", minimum=1),
+        "share_heads": ParameterSpec(False, "one table for all heads of a layer", choices=(False, True)),
     }
     refuses = {"bidirectional": "its table holds the past only (arXiv 1809.04281, section 3.4.1)"}
     source = "arXiv 1809.04281, section 3.4"

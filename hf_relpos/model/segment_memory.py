@@ -28,16 +28,16 @@ class SegmentMemory(NamedTuple):
         return self.hidden.shape[2]
 
     def detach(self) -> "SegmentMemory":
-        """The same memory cut off from the graph."""
+        """Return the same memory cut off from the graph."""
         return SegmentMemory(self.hidden.detach(), self.length)
 
     def to(self, *args: Any, **kwargs: Any) -> "SegmentMemory":
-        """The same memory on another device or with hidden states of another floating dtype."""
+        """Return the same memory on another device or with hidden states of another floating dtype."""
         hidden = self.hidden.to(*args, **kwargs)
         return SegmentMemory(hidden, self.length.to(hidden.device))
 
     def select(self, rows: torch.Tensor) -> "SegmentMemory":
-        """The given rows, `(new batch,)` indices: reorders beams, repeats or drops rows."""
+        """Return the given rows, `(new batch,)` indices: reorders beams, repeats or drops rows."""
         return SegmentMemory(self.hidden[rows], self.length[rows])
 
     def reset(self, rows: torch.Tensor) -> "SegmentMemory":
@@ -45,7 +45,7 @@ class SegmentMemory(NamedTuple):
         return SegmentMemory(self.hidden, self.length.masked_fill(rows, 0))
 
     def resize(self, slots: int) -> "SegmentMemory":
-        """The newest tokens in a memory of another number of slots; a ValueError if it is negative."""
+        """Return the newest tokens in a memory of another number of slots; a ValueError if it is negative."""
         if slots < 0:
             raise ValueError(f"a memory cannot have {slots} slots")
         if slots <= self.slots:
@@ -56,7 +56,7 @@ class SegmentMemory(NamedTuple):
 
 
 def rows_of(memory: SegmentMemory) -> int:
-    """How many rows a memory has; a ValueError for what is none."""
+    """Return how many rows a memory has; a ValueError for what is none."""
     if not isinstance(memory, tuple | list) or len(memory) != 2 or not all(isinstance(part, torch.Tensor) for part in memory):
         parts = f" of {', '.join(type(part).__name__ for part in memory)}" if isinstance(memory, tuple | list) else ""
         raise ValueError(f"memory must be a SegmentMemory(hidden, length) of two tensors, got {type(memory).__name__}{parts}")
@@ -102,7 +102,7 @@ def next_memory(
     document: torch.Tensor | None,
     reuse: int | None = None,
 ) -> SegmentMemory:
-    """The memory after a segment: the last `slots` valid tokens of memory and segment, of the last document only.
+    """Return the memory after a segment: the last `slots` valid tokens of memory and segment, of the last document only.
 
     Args:
         memory: the memory before the segment; None for an empty one.

@@ -19,8 +19,8 @@ def with_unit_stride(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def spread_out(numbers: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A view in which entry [r, c] is numbers[r, r + c]; of a copy where neighbours are not side by side in memory.
+def to_matrix(numbers: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Return a view in which entry [r, c] is numbers[r, r + c].
 
     Args:
         numbers: `(..., rows, rows + columns - 1)`, or `(..., 1, rows + columns - 1)` where all rows are one.
@@ -35,18 +35,18 @@ def spread_out(numbers: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return numbers.as_strided((*numbers.shape[:-2], rows, columns), strides, numbers.storage_offset())
 
 
-def collect(matrix: torch.Tensor) -> torch.Tensor:
-    """The reverse of `spread_out`: `(..., rows, columns)` to `(..., rows, rows + columns - 1)`, 0 where a row has no such distance."""
+def to_diagonals(matrix: torch.Tensor) -> torch.Tensor:
+    """Undo `to_matrix`: `(..., rows, columns)` to `(..., rows, rows + columns - 1)`, 0 where a row has no such distance."""
     rows, width = matrix.shape[-2], sum(matrix.shape[-2:])
     # Rows of `width`, read as rows of one less, stand one further to the right each; what comes in from the left is 0.
     return pad(matrix, (0, rows)).flatten(-2)[..., : rows * (width - 1)].unflatten(-1, (rows, width - 1))
 
 
-def collected(matrix: torch.Tensor) -> torch.Tensor:
-    """What `collect` gives, for a matrix made by `Scratch.matrix`: a view where that left zeros behind the rows."""
+def padded_to_diagonals(matrix: torch.Tensor) -> torch.Tensor:
+    """Return `collect` of a matrix with zeros behind its rows: a view where there are such zeros."""
     rows, width = matrix.shape[-2], sum(matrix.shape[-2:])
     if matrix.stride(-2) != width or matrix.stride(-1) != 1:
-        return collect(matrix)
+        return to_diagonals(matrix)
     strides = (*matrix.stride()[:-2], width - 1, 1)
     return matrix.as_strided((*matrix.shape[:-2], rows, width - 1), strides, matrix.storage_offset())
 
@@ -74,7 +74,7 @@ class Reach(NamedTuple):
 
 
 def reach(first: int, distances: int, entries: int) -> Reach:
-    """What a block of so many distances meets of a table with so many entries."""
+    """Return the overlap of a block's distances with a table of so many entries."""
     low, high = (min(max(place, 0), entries - 1) for place in (first, first + distances - 1))
     count = high - low + 1
     before = min(max(low - first, 0), distances - count)
@@ -92,7 +92,7 @@ def add_matmul(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> 
 
 
 def products(states: torch.Tensor, vectors: torch.Tensor, first: int, added: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Products of states with the vectors of all distances, and what is added to them.
+    """Compute products of states with the vectors of all distances, plus a given addend.
 
     Args:
         states: `(heads, batch, rows, head_dim)`.
@@ -116,19 +116,19 @@ def products(states: torch.Tensor, vectors: torch.Tensor, first: int, added: tor
 
 
 def product_gradients(
-    slope: torch.Tensor, states: torch.Tensor, vectors: torch.Tensor, first: int, total: torch.Tensor | None
+    score_grad: torch.Tensor, states: torch.Tensor, vectors: torch.Tensor, first: int, total: torch.Tensor | None
 ) -> torch.Tensor:
-    """Gradients of `products`.
+    """Compute the gradients of `products`.
 
     Args:
-        slope: the gradient of the result.
+        score_grad: the gradient of the result.
         states, vectors, first: as there.
         total: where the gradient of the vectors is added, if at all.
 
     Returns:
         The gradient of the states.
     """
-    folded, entries = _folded(slope, vectors, first)
+    folded, entries = _folded(score_grad, vectors, first)
     flat = _by_head(folded, vectors)
     if total is not None:
         add_matmul(total[:, entries], flat.transpose(-1, -2), _by_head(states, vectors))
@@ -142,7 +142,7 @@ def weighted(weights: torch.Tensor, vectors: torch.Tensor, first: int) -> torch.
 
 
 def _folded(numbers: torch.Tensor, vectors: torch.Tensor, first: int) -> tuple[torch.Tensor, slice]:
-    """Numbers per entry of a table from numbers per distance, and which entries these are."""
+    """Sum numbers per distance to numbers per entry of a table, and return which entries these are."""
     near = reach(first, numbers.shape[-1], vectors.shape[1])
     last = numbers.shape[-1] - near.after
     kept = numbers[..., near.before : last]

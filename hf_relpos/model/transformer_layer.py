@@ -12,7 +12,7 @@ from .configuration_relpos import RelPosConfig
 
 
 def make_norm(config: RelPosConfig, size: int) -> nn.Module:
-    """The normalisation that the configuration names."""
+    """Build the normalisation that the configuration names."""
     if config.norm_type == "rms_norm":
         return nn.RMSNorm(size, eps=config.layer_norm_eps)
     return nn.LayerNorm(size, eps=config.layer_norm_eps, bias=config.norm_bias)
@@ -54,10 +54,10 @@ class RelPosLayer(GradientCheckpointingLayer):
         hidden_states: torch.Tensor,
         memory: torch.Tensor | None = None,
         targets: torch.Tensor | None = None,
-        asking: dict[str, Any] | None = None,
+        query_stream_inputs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """One layer over `(batch, query, hidden_size)`, behind `memory (batch, slots, hidden_size)` among the keys.
+        """Run one layer over `(batch, query, hidden_size)`, behind `memory (batch, slots, hidden_size)` among the keys.
 
         The memory holds inputs of this layer as they were, so a pre-norm layer normalises it like the segment.
 
@@ -66,7 +66,7 @@ class RelPosLayer(GradientCheckpointingLayer):
             memory: what the layer remembers.
             targets: `(batch, predict, hidden_size)` the query stream, which asks the same keys by the same weights
                 (XLNet, arXiv 1906.08237, section 2.3). It stands by place, as reentrant checkpoints want it.
-            asking: the `tables`, `prepared` and `seen` of the query stream, in place of the content stream's.
+            query_stream_inputs: the `tables`, `prepared` and `seen` of the query stream, in place of the content stream's.
             kwargs: what the attention layer is given.
 
         Returns:
@@ -75,7 +75,7 @@ class RelPosLayer(GradientCheckpointingLayer):
         content = self._pass(hidden_states, memory, **kwargs)
         if targets is None:
             return content
-        return content, self._pass(targets, memory, hidden_states, **{**kwargs, **(asking or {})})
+        return content, self._pass(targets, memory, hidden_states, **{**kwargs, **(query_stream_inputs or {})})
 
     def _pass(
         self, hidden_states: torch.Tensor, memory: torch.Tensor | None, *content: torch.Tensor, **kwargs: Any
@@ -109,7 +109,7 @@ class RelPosLayer(GradientCheckpointingLayer):
         return total if self.pre_norm else norm(total)
 
     def set_init_gains(self, query_gain: float, num_layers: int) -> None:
-        """How much smaller than usual some weights begin.
+        """Set how much smaller than usual some weights begin.
 
         Args:
             query_gain: of the projections to queries, which a scheme that does not scale its scores makes small.
@@ -124,9 +124,9 @@ class RelPosLayer(GradientCheckpointingLayer):
             projection.init_gain = query_gain
 
     def query_projections(self) -> list[nn.Linear]:
-        """The layers that make queries."""
+        """Return the layers that make queries."""
         return [self.attention.q_proj]
 
     def output_projections(self) -> list[nn.Linear]:
-        """The layers whose outputs are added to the residual."""
+        """Return the layers whose outputs are added to the residual."""
         return [self.attention.o_proj, self.mlp.down_proj]

@@ -20,7 +20,7 @@ from .head_losses import count_targets
 from .position_builder import build_positions
 from .position_documents import find_document_starts
 from .position_documents import whole_numbers
-from .position_ids_cache import remember_numbers
+from .position_ids_cache import remember_position_ids
 from .position_tables import DistanceTables
 from .position_two_stream import QueryStream
 from .positions import Positions
@@ -94,7 +94,7 @@ class RelPosPreTrainedModel(WeightLoading, PreTrainedModel):
 
     @torch.no_grad()
     def attention_plan(self, length: int, cached: int = 0) -> list[dict[str, Any]]:
-        """How each layer attends to its own tokens, as it would in a forward pass in the current mode.
+        """Return how each layer attends to its own tokens, as it would in a forward pass in the current mode.
 
         Args:
             length: number of tokens, without padding.
@@ -149,7 +149,7 @@ class RelPosPreTrainedModel(WeightLoading, PreTrainedModel):
         )
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """As in transformers; adaptive embeddings are refused, since their clusters are made for one vocabulary."""
+        """Resize as transformers does; refuse adaptive embeddings, whose clusters are made for one vocabulary."""
         if getattr(self.config, "cutoffs", None):
             raise ValueError(f"embeddings with cutoffs={self.config.cutoffs} cannot be resized")
         return super().resize_token_embeddings(*args, **kwargs)
@@ -192,7 +192,7 @@ class RelPosStack(RelPosPreTrainedModel):
         self.embed_tokens = value
 
     def _embed_ids(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Token embeddings `(batch, sequence, embedding_size)` of exactly one of the two inputs."""
+        """Return token embeddings `(batch, sequence, embedding_size)` of exactly one of the two inputs."""
         if inputs_embeds is not None and input_ids is None:
             return inputs_embeds
         if input_ids is None or inputs_embeds is not None:
@@ -225,7 +225,7 @@ class RelPosStack(RelPosPreTrainedModel):
             )
 
     def _check_memory(self, memory: SegmentMemory | None, embeds: torch.Tensor) -> SegmentMemory | None:
-        """The memory, if it fits this model and the batch of `embeds`; else a ValueError."""
+        """Return the memory if it fits this model and the batch of `embeds`; else raise a ValueError."""
         if memory is None:
             return None
         if self.config.mem_len == 0:
@@ -250,7 +250,7 @@ class RelPosStack(RelPosPreTrainedModel):
         return find_document_starts((embeds.shape[0], embeds.shape[1]), reset_mask, marking, keywords, embeds.device)
 
     def _enter(self, embeds: torch.Tensor, positions: Positions, token_type_ids: torch.Tensor | None) -> torch.Tensor:
-        """What enters the first layer, `(batch, sequence, hidden_size)`."""
+        """Return the input of the first layer, `(batch, sequence, hidden_size)`."""
         hidden_states = embeds * embeds.shape[-1] ** 0.5 if self.config.scale_embedding else embeds
         if self.embed_types is not None:
             types = torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
@@ -280,16 +280,16 @@ class RelPosStack(RelPosPreTrainedModel):
         """
         tables, home = DistanceTables(positions, cache), hidden_states.device
         prepared = self.prepare(tables)
-        targets, asked, asking = None, {}, None
+        targets, asked, query_stream_inputs = None, {}, None
         if queries is not None:
-            targets, asking = queries.states, {"tables": DistanceTables(queries.positions), "seen": queries.seen}
-            asked = self.prepare(asking["tables"])
+            targets, query_stream_inputs = queries.states, {"tables": DistanceTables(queries.positions), "seen": queries.seen}
+            asked = self.prepare(query_stream_inputs["tables"])
         entered = []
         for index, (layer, scheme) in enumerate(zip(self.layers, self.schemes_of_layers(), strict=True)):
             entered.append(hidden_states.to(home))
             beside: tuple[Any, ...] = source
-            if asking is not None:
-                beside = (targets, {**asking, "prepared": asked[type(scheme)]})
+            if query_stream_inputs is not None:
+                beside = (targets, {**query_stream_inputs, "prepared": asked[type(scheme)]})
             hidden_states = layer(
                 hidden_states,
                 None if memory is None else memory.hidden[:, index],
@@ -300,14 +300,14 @@ class RelPosStack(RelPosPreTrainedModel):
                 cache=cache,
                 force_eager=force_eager,
             )
-            if asking is not None:
+            if query_stream_inputs is not None:
                 hidden_states, targets = hidden_states
-        remember_numbers(cache, positions, len(self.layers))
+        remember_position_ids(cache, positions, len(self.layers))
         last = hidden_states if targets is None else targets
         return last if self.norm is None else self.norm(last), entered
 
     def schemes_of_layers(self) -> list[PositionScheme]:
-        """The scheme of each layer."""
+        """Return the scheme of each layer."""
         return [self.position_schemes[index] for index in self.position_schemes.of_layers]
 
     def prepare(self, tables: DistanceTables) -> dict[type, Any]:

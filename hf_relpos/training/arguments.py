@@ -47,7 +47,7 @@ class ModelArguments:
     attn_implementation: str | None = argument(None, "Attention backend: eager, sdpa, flex_attention, ...")
 
     def config_fields(self) -> dict[str, Any]:
-        """The configuration fields that were asked for."""
+        """Return the configuration fields that were asked for."""
         scheme = self.position_scheme
         named = {
             "position_scheme": parse_list("position_scheme", scheme) if scheme and scheme.startswith("[") else scheme,
@@ -133,7 +133,7 @@ class RunArguments(TrainingArguments):
 
 
 def computes_bf16() -> bool:
-    """Whether this machine multiplies in bfloat16 natively: otherwise it is emulated, and slower than float32."""
+    """Return whether this machine multiplies in bfloat16 natively: otherwise it is emulated, and slower than float32."""
     if torch.accelerator.is_available():
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     asked: Any = getattr(torch.cpu, "get_capabilities", dict)  # an old torch does not tell: then float32 it is
@@ -181,7 +181,7 @@ def _take_config_file(argv: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _as_tokens(key: str, value: Any, parser: argparse.ArgumentParser) -> list[str]:
-    """One setting as command-line words, so that YAML and command line are read by the same rules."""
+    """Return one setting as command-line words, so that YAML and command line follow the same rules."""
     takes_several = any(action.dest == key and action.nargs == "+" for action in parser._actions)
     if takes_several:
         return [f"--{key}", *map(str, value if isinstance(value, list) else [value])]

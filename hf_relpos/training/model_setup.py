@@ -42,7 +42,7 @@ DEFAULT_BLOCK_SIZE = 256
 
 
 def check_block_size(config: PreTrainedConfig, block_size: int | None) -> int:
-    """The length of the blocks for a model: what was asked for, or what the model was made for.
+    """Return the block length for a model: the requested one, or the length that the model was made for.
 
     Raises:
         ValueError: the model is bounded to fewer positions.
@@ -55,7 +55,7 @@ def check_block_size(config: PreTrainedConfig, block_size: int | None) -> int:
 
 
 def build_config(arguments: ModelArguments, block_size: int | None) -> PreTrainedConfig:
-    """The configuration that the arguments describe.
+    """Build the configuration that the arguments describe.
 
     Args:
         arguments: a family and its fields, or a folder with fields in the place of its own.
@@ -79,12 +79,12 @@ def build_config(arguments: ModelArguments, block_size: int | None) -> PreTraine
 
 
 def is_masked(config: PreTrainedConfig) -> bool:
-    """Whether a configuration belongs to a masked language model; otherwise it is a causal one."""
+    """Return whether a configuration belongs to a masked language model; otherwise it is a causal one."""
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING
 
 
 def build_model(arguments: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The language model of a configuration, new or with the weights of `model_name_or_path`."""
+    """Build the language model of a configuration, new or with the weights of `model_name_or_path`."""
     auto = AutoModelForMaskedLM if is_masked(config) else AutoModelForCausalLM
     options: dict[str, Any] = {}
     if arguments.mem_len and is_masked(config):

@@ -10,7 +10,7 @@ from torch import nn
 
 
 def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """The trainable parameters of a model by kind.
+    """Split the trainable parameters of a model by kind.
 
     Returns:
         "matrices": the projections inside the layers; "positions": tables and numbers that position schemes own themselves;
@@ -49,7 +49,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share_groups()
 
     def _share_groups(self) -> None:
-        """Both optimizers work on the very groups that a scheduler changes."""
+        """Let both optimizers work on the very groups that a scheduler changes."""
         first = len(self.muon.param_groups)
         self.muon.param_groups[:] = self.param_groups[:first]
         self.adamw.param_groups[:] = self.param_groups[first:]
@@ -64,7 +64,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of both."""
+        """Return the states of both."""
         return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class OptimizerFactory:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> torch.optim.Optimizer:
-        """The optimizer of a model.
+        """Build the optimizer of a model.
 
         Args:
             model: the model.
@@ -113,7 +113,7 @@ class OptimizerFactory:
 
 
 def optimizer_by_kind(args: Any) -> tuple[Any, dict[str, Any]] | None:
-    """An optimizer with rates by kind of parameter, when one is given; else None, and Trainer makes `--optim`."""
+    """Build an optimizer with learning rates by kind of parameter, when one is given; else return None, and Trainer makes `--optim`."""
     if args.muon_learning_rate is None and args.position_learning_rate is None:
         return None
     return OptimizerFactory, {

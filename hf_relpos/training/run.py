@@ -165,7 +165,7 @@ def build_trainer(
     train: Any = None,
     validation: EvaluationText | None = None,
 ) -> CheckedTrainer:
-    """The Trainer of a language model, causal or masked by the family of its configuration."""
+    """Build the Trainer of a language model, causal or masked by the family of its configuration."""
     masked = is_masked(model.config)
     args.label_names = ["labels"] if masked else ["shift_labels"]
     blocks: Any = validation and validation.blocks
@@ -261,7 +261,7 @@ def _train(job: Job) -> None:
 
 
 def _describe_validation(job: Job) -> dict[str, Any]:
-    """What the numbers of the validation text are to be read against."""
+    """Describe the scale on which to read the numbers of the validation text."""
     if "eval" not in job.texts or job.validation is None:
         return {}
     whole = job.record["text"]["validation"]

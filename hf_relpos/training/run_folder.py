@@ -40,7 +40,7 @@ def describe_run(
 
     Args:
         model, data, run: the arguments.
-        text: the source of the text, and what `describe_documents` says of each split.
+        text: the source of the text, and what `describe_text` says of each split.
         config: the model's configuration, which knows the commit of a model of the Hub.
     """
     start = {

@@ -202,7 +202,7 @@ class SegmentTrainer(CheckedTrainer):
         self.accelerator.wait_for_everyone()  # then process 0 writes the trainer state: the checkpoint is complete
 
     def _reading(self) -> dict[str, int]:
-        """How the text is read: what a run that goes on has to have in common with the one before."""
+        """Describe how the text is read: a run that goes on must have this in common with the one before."""
         lanes = self._train_lanes()
         block, slots = len(self.train_dataset[0]["input_ids"]), self.model.config.mem_len
         return {
@@ -222,12 +222,12 @@ class SegmentTrainer(CheckedTrainer):
 
 
 def memory_file(checkpoint: str | Path, process: int) -> Path:
-    """Where a process keeps its rows of the memory."""
+    """Return where a process keeps its rows of the memory."""
     return Path(checkpoint, f"segment_memory_{process}.pt")
 
 
 def load_memory(checkpoint: str | Path, reading: dict[str, int]) -> SegmentMemory:
-    """The memory of all lanes, in their order: accumulated batch, process, row.
+    """Load the memory of all lanes, in their order: accumulated batch, process, row.
 
     Args:
         checkpoint: its folder.

@@ -27,7 +27,7 @@ ROWS = {
 
 
 def compressed_bits_per_byte(documents: Dataset) -> dict[str, float]:
-    """What `gzip -9` and `xz -9` need for the same text; nothing for a text of more than 32 MiB."""
+    """Return the bits per byte of `gzip -9` and `xz -9` for the same text; nothing for a text of more than 32 MiB."""
     text = "".join(documents["text"]).encode()
     if len(text) > COMPRESSED_AT_MOST:
         return {}
@@ -65,7 +65,7 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: s
 
 
 def format_summary(metrics: dict[str, Any], continuation: str | None = None) -> str:
-    """The metrics of the texts "eval" and "test" as a table, and the sampled text below it."""
+    """Format the metrics of the texts "eval" and "test" as a table, and the sampled text below it."""
     found = {name: prefix for name, prefix in (("validation", "eval"), ("test", "test")) if f"{prefix}_loss" in metrics}
     lines = ["", " " * 22 + "".join(f"{name:>14}" for name in found)]
     for row, style in ROWS.items():
