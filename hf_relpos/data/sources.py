@@ -180,7 +180,7 @@ def load_files(names: list[str], text_column: str = "text") -> Dataset:
 
 
 def load_text(path: str | Path) -> list[str]:
-    """The lines of one text file with their line breaks; only `\\n`, `\\r\\n` and `\\r` end a line."""
+    """Read the lines of one text file with their line breaks; only `\\n`, `\\r\\n` and `\\r` end a line."""
     return list(io.StringIO("".join(load_files([str(path)])["text"])))
 
 

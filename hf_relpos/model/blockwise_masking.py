@@ -16,7 +16,7 @@ ROW_PAIRS = 2**16
 
 
 def labels_of(key_valid: torch.Tensor | None, key_document: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the visible range of each key, `(batch, key)`: its document's number, negative (-1 - number) for padding; None for one range."""
+    """Return the range of each key, `(batch, key)`: its document, or -1 - document for padding; None for one range."""
     if key_document is None or key_valid is None:
         return key_document if key_valid is None else key_valid.long() - 1
     return torch.where(key_valid, key_document, -1 - key_document)

@@ -78,8 +78,8 @@ def test_collect(rows: int, columns: int, heads: int, threads: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: threads)
         found = buffers.matrix("matrix", heads, rows, columns).copy_(matrix)
-    assert torch.equal(toeplitz.collected(found), wanted)
-    view = toeplitz.collected(found).data_ptr() == found.data_ptr()
+    assert torch.equal(toeplitz.padded_to_diagonals(found), wanted)
+    view = toeplitz.padded_to_diagonals(found).data_ptr() == found.data_ptr()
     assert view == (heads == 1 or threads == 1), "a view where it is free"
 
 
