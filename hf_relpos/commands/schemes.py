@@ -23,9 +23,9 @@ from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.model.position_builder import build_positions
 from hf_relpos.model.position_tables import DistanceTables
 from hf_relpos.model.scheme_base import PositionScheme
+from hf_relpos.model.scheme_modules import PositionSchemes
 from hf_relpos.model.scheme_registry import SCHEMES
 from hf_relpos.model.scheme_registry import build_scheme
-from hf_relpos.model.scheme_registry import build_schemes
 from hf_relpos.model.scheme_registry import scheme_class
 from hf_relpos.model.scheme_terms import dense_bias
 
@@ -86,8 +86,8 @@ def kernel(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 def count_parameters(name: str) -> int:
     """Count the parameters of positions in the default model of a scheme."""
     with torch.device("meta"):
-        schemes, _ = build_schemes(reference_config(name))
-    return sum(parameter.numel() for scheme in schemes for parameter in scheme.parameters())
+        schemes = PositionSchemes(reference_config(name))
+    return sum(parameter.numel() for parameter in schemes.parameters())
 
 
 def facts(name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from typing import cast
 
 import pyarrow as pa
 from datasets import Dataset
@@ -141,7 +142,9 @@ def _also_in_training(documents: Documents) -> dict[str, dict[str, int]]:
     """Count the rows of the texts for evaluation that are rows of the training text, and their bytes, where there are any."""
     asked = {split: rows for split in SPLITS[1:] if (rows := getattr(documents, split)) is not None}
     wanted = {hash(row["text"]) for rows in asked.values() for row in read_rows(rows)}
-    trained = {key for row in read_rows(documents.train) if (key := hash(row["text"])) in wanted} if wanted else set()
+    trained = (
+        {key for row in read_rows(cast(Dataset, documents.train)) if (key := hash(row["text"])) in wanted} if wanted else set()
+    )
     found: dict[str, dict[str, int]] = {}
     for split, rows in asked.items():
         sizes = [len(row["text"].encode()) for row in read_rows(rows) if hash(row["text"]) in trained] if trained else []

@@ -17,6 +17,7 @@ from typing import Any
 import datasets
 import pyarrow as pa
 from datasets import Dataset
+from datasets.config import HF_DATASETS_CACHE
 from filelock import FileLock
 
 # Part of every key: a table that another version of this code wrote is not taken for one of this version.
@@ -90,7 +91,8 @@ def _write_facts(record: Path, facts: dict[str, Any]) -> None:
 def read_rows(table: Dataset) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table in order as Python values, in memory that does not grow with the table."""
     seen = 0
-    for batch in table.with_format("arrow").iter(READ):
+    batches: Any = table.with_format("arrow").iter(READ)
+    for batch in batches:
         yield from batch.to_pylist()
         seen += batch.nbytes
         if seen > RELEASED:
@@ -118,7 +120,7 @@ def release_pages(table: Dataset) -> None:
 
 def _cache_folder() -> Path:
     if datasets.is_caching_enabled():
-        return Path(datasets.config.HF_DATASETS_CACHE, "hf_relpos")
+        return Path(HF_DATASETS_CACHE, "hf_relpos")
     if not _temporary:
         _temporary.append(TemporaryDirectory(prefix="hf_relpos_"))
     return Path(_temporary[0].name)

@@ -51,7 +51,7 @@ class RelPosTokenizer(PreTrainedTokenizerFast):
             row = rows[sample]
             sides = (row, None) if isinstance(row[0], str) else row
             for token, (word, side) in enumerate(zip(found.word_ids(number), found.sequence_ids(number), strict=True)):
-                if word and _lacks_space(sides[side][word]):
+                if word and side is not None and _lacks_space(sides[side][word]):
                     offsets[token] = tuple(max(0, place - 1) for place in offsets[token])
 
 
