@@ -164,7 +164,7 @@ class RelPosAttention(nn.Module):
         key, value = self.project_context(context, scheme, prepared)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
-        query, key = to_device(scheme("meet", query, key, prepared), device)
+        query, key = to_device(scheme("scale_after_cache", query, key, prepared), device)
         output, probabilities = self._attend(query, key, value, scheme, tables, force_eager)
         return self.o_proj(output.flatten(2)), probabilities
 

@@ -71,7 +71,7 @@ class Combined(PositionScheme):
         return self.rotary.call("encode_key", key, prepared)
 
     def scale_after_cache(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.rotary.call("meet", query, key, prepared)
+        return self.rotary.call("scale_after_cache", query, key, prepared)
 
     def prepare_distances(self, distances: Distances) -> Any:
         return self.added.call("prepare_distances", distances)
