@@ -8,6 +8,7 @@ from hf_relpos.commands.card import add_card
 from hf_relpos.commands.compare import add_compare
 from hf_relpos.commands.convert import add_convert
 from hf_relpos.commands.evaluate import add_evaluate
+from hf_relpos.commands.generate import add_generate
 from hf_relpos.commands.schemes import add_schemes
 
 
@@ -16,6 +17,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m hf_relpos", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     add_evaluate(commands)
+    add_generate(commands)
     add_card(commands)
     add_compare(commands)
     add_schemes(commands)

@@ -17,6 +17,7 @@ from .configuration_relpos import RelPosConfig
 from .forward_keywords import check_keywords
 from .head_losses import check_labels
 from .head_losses import count_targets
+from .hub_card import HubCardMixin
 from .position_builder import build_positions
 from .position_documents import find_document_starts
 from .position_documents import whole_numbers
@@ -37,7 +38,7 @@ from .weight_loading import WeightLoading
 from .weight_loading import rename_numbered
 
 
-class RelPosPreTrainedModel(WeightLoading, PreTrainedModel):
+class RelPosPreTrainedModel(HubCardMixin, WeightLoading, PreTrainedModel):
     """Weights, backends and conventions that all models share."""
 
     config: RelPosConfig

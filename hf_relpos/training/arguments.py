@@ -107,6 +107,9 @@ class RunArguments(TrainingArguments):
     report_to: str = argument(
         "tensorboard" if is_tensorboard_available() else "none", "Where to log: tensorboard, wandb, ..., all or none."
     )
+    push_to_hub: bool = argument(False, "Publish model, tokenizer, code and card, and nothing else, after training.")
+    hub_model_id: str | None = argument(None, "Name on the Hub: me/my-model; default: that of output_dir.")
+    hub_strategy: str = argument("end", "When to publish: end, every_save (without a card), checkpoint or all_checkpoints.")
     overwrite_output_dir: bool = argument(False, "Start afresh in an output_dir that holds another run.")
     muon_learning_rate: float | None = argument(
         None, "Train the matrices of the layers by Muon at this learning rate; the rest by AdamW at learning_rate."

@@ -16,18 +16,21 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import Trainer
+from transformers.trainer_utils import HubStrategy
+from transformers.utils.hub import PushInProgress
 
 from hf_relpos.training.best_model import refuse_wrong_direction
 from hf_relpos.training.checkpoints import last_checkpoint
 from hf_relpos.training.checkpoints import list_checkpoints
 from hf_relpos.training.checkpoints import require_whole
 from hf_relpos.training.checkpoints import was_completed
+from hf_relpos.training.publishing import publish
 
 logger = logging.getLogger(__name__)
 
 # Private methods of Trainer that are overridden or called here; a test checks that they exist.
-TRAINER_INTERNALS = ("_get_output_dir", "_issue_warnings_after_load", "_load_from_checkpoint", "_load_rng_state")
-TRAINER_INTERNALS += ("_prepare_inputs", "_save_checkpoint")
+TRAINER_INTERNALS = ("_finish_current_push", "_get_output_dir", "_issue_warnings_after_load", "_load_from_checkpoint")
+TRAINER_INTERNALS += ("_load_rng_state", "_prepare_inputs", "_push_from_checkpoint", "_save_checkpoint")
 # How torch, safetensors and the system report a disk that is full or read-only.
 NOT_WRITTEN = (OSError, RuntimeError, SafetensorError)
 
@@ -130,6 +133,38 @@ class CheckedTrainer(Trainer):
             super().save_model(output_dir, _internal_call)
         except NOT_WRITTEN as error:
             raise OSError(f"the model could not be written to {output_dir or self.args.output_dir}: {error}") from error
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Publish the model, its tokenizer, its code and its card, and nothing else; arguments and result are the stock Trainer's."""
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        self.create_model_card(model_name=str(self.hub_model_id).split("/")[-1], **kwargs)
+        self._finish_current_push()
+        options = {"token": token or self.args.hub_token, "revision": revision or self.args.hub_revision}
+        return publish(self.args.output_dir, str(self.hub_model_id), commit_message, run_as_future=not blocking, **options)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self.args.hub_strategy != HubStrategy.EVERY_SAVE:  # "checkpoint" and "all_checkpoints" ask for all there is
+            return super()._push_from_checkpoint(checkpoint_folder)
+        if self.is_world_process_zero():
+            self._finish_current_push()
+            message, options = (
+                f"Step {self.state.global_step}",
+                {"token": self.args.hub_token, "revision": self.args.hub_revision},
+            )
+            job = publish(checkpoint_folder, str(self.hub_model_id), message, run_as_future=True, **options)
+            self.push_in_progress = PushInProgress([job])  # pyright: ignore[reportArgumentType]
 
     def load_weights(self, folder: str) -> None:
         """Load the weights of a checkpoint or model folder, and nothing else of it."""

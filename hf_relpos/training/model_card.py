@@ -61,7 +61,7 @@ def write_model_card(folder: str | Path) -> Path:
     body = template.substitute(
         title=name,
         introduction=_introduction(folder, config),
-        usage=_usage(config),
+        usage=_usage(config, record.get("prompt", "import ")),
         text=_text(record["text"]),
         results=_results(numbers),
         sample=_sample(folder),
@@ -126,7 +126,7 @@ def _count_parameters(folder: Path) -> int:
     return total
 
 
-def _usage(config: PreTrainedConfig) -> str:
+def _usage(config: PreTrainedConfig, prompt: str) -> str:
     auto = "AutoModelForMaskedLM" if is_masked(config) else "AutoModelForCausalLM"
     lines = [
         f"from transformers import AutoTokenizer, {auto}",
@@ -137,12 +137,12 @@ def _usage(config: PreTrainedConfig) -> str:
     ]
     if is_masked(config):
         lines += [
-            'inputs = tokenizer(f"import {tokenizer.mask_token}", return_tensors="pt")',
+            f'inputs = tokenizer({prompt!r} + tokenizer.mask_token, return_tensors="pt")',
             "print(tokenizer.decode(model(**inputs).logits.argmax(-1)[0]))",
         ]
     else:
         lines += [
-            'inputs = tokenizer(tokenizer.bos_token + "import ", return_tensors="pt")',
+            f'inputs = tokenizer(tokenizer.bos_token + {prompt!r}, return_tensors="pt")',
             "print(tokenizer.decode(model.generate(**inputs, do_sample=True)[0]))",
         ]
     return "\n".join(lines)
@@ -199,7 +199,14 @@ def _arguments(record: dict[str, Any]) -> str:
         if name in settings:
             settings[name] = json.loads(settings[name])
     lines = yaml.safe_dump(settings, sort_keys=True, allow_unicode=True)
-    return f"With `train_lm.py` of hf_relpos and these settings; the rest has its defaults:\n\n```yaml\n{lines}```"
+    text = f"With `train_lm.py` of hf_relpos and these settings; the rest has its defaults:\n\n```yaml\n{lines}```"
+    return text + "".join(_resumed(entry) for entry in record.get("resumed", []))
+
+
+def _resumed(entry: dict[str, Any]) -> str:
+    """Say what changed where a run was resumed."""
+    changes = ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in entry["changed"].items())
+    return f"\n\nAt step {entry['step']} it was resumed with other settings: {changes}."
 
 
 def _limits(record: dict[str, Any], config: PreTrainedConfig) -> str:

@@ -46,7 +46,9 @@ from hf_relpos.training.run_folder import start_folder
 from hf_relpos.training.run_folder import tidy
 from hf_relpos.training.segment_trainer import SegmentTrainer
 from hf_relpos.training.summary import compressed_bits_per_byte
+from hf_relpos.training.summary import format_end
 from hf_relpos.training.summary import format_summary
+from hf_relpos.training.summary import opening
 from hf_relpos.training.summary import sample
 from hf_relpos.training.texts import EvaluationText
 from hf_relpos.training.texts import choose_tokenizer
@@ -130,6 +132,8 @@ def plan_run(argv: list[str], load: Callable[[DataArguments, RunArguments], Docu
     refuse_unknown_metric(args, is_masked(config))
     documents = load(data, args)
     record = describe_run(arguments, data, args, {"source": describe_source(data), **describe_text(documents)}, config)
+    if documents.validation is not None:
+        record["prompt"] = opening(args.sample_prompt or documents.validation[0]["text"])
     return Plan(arguments, data, args, config, documents, record)
 
 
@@ -219,7 +223,7 @@ def _run(job: Job) -> dict[str, Any]:
         trainer.load_weights(job.checkpoint)
     if args.do_train and job.checkpoint != args.output_dir:
         job.model.config.use_cache = True  # Trainer turned it off; generation from the saved folder wants it
-        trainer.save_model()
+        trainer.save_model(_internal_call=True)  # it is published at the end, with its card
     if trains:
         trainer.save_state()  # last: it marks a finished run
     metrics = evaluate(trainer, job.texts)
@@ -233,6 +237,8 @@ def _run(job: Job) -> dict[str, Any]:
     if args.push_to_hub:  # Trainer would write a draft of its own over the card
         trainer.create_model_card = lambda **_: write_model_card(args.output_dir)  # pyright: ignore
         trainer.push_to_hub()
+    if args.do_train and trainer.is_world_process_zero():
+        print(format_end(args.output_dir, job.record.get("prompt", ""), generates=bool(job.model.can_generate())))
     return metrics
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import shlex
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from transformers import set_seed
 from hf_relpos.data.tokenizers import start_token_id
 from hf_relpos.evaluation.language_model import position_bound
 
+# Characters of a text that the commands and the card of a run take as their example of a prompt.
+OPENING = 40
 # Beyond this size the compressors would take longer than the comparison is worth.
 COMPRESSED_AT_MOST = 32 << 20
 
@@ -76,3 +79,29 @@ def format_summary(metrics: dict[str, Any], continuation: str | None = None) -> 
     if continuation is not None:
         lines += ["", "A sample (the first characters are given):", "", continuation]
     return "\n".join(lines)
+
+
+def opening(text: str) -> str:
+    """Return the first words of a text, from its first line that is not blank, as an example of a prompt."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    cut = line[:OPENING].rpartition(" ")[0] if len(line) > OPENING else line
+    return cut or line[:OPENING]
+
+
+def format_end(folder: str, prompt: str, generates: bool) -> str:
+    """Say where a run is, and which command comes next.
+
+    Args:
+        folder: the folder of the run.
+        prompt: an example for a model that generates.
+        generates: whether it does; else it is evaluated.
+    """
+    place = shlex.quote(folder)
+    following = f"generate {place} --prompt {shlex.quote(prompt)}" if generates else f"evaluate {place} FILE"
+    return "\n".join(
+        [
+            "",
+            f"The run is in {folder}: model, tokenizer and code, README.md about them, all_results.json with the numbers.",
+            f"Next: python -m hf_relpos {following}",
+        ]
+    )
