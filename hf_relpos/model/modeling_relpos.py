@@ -30,6 +30,7 @@ from .head_losses import check_labels
 from .head_losses import count_targets
 from .position_builder import build_positions
 from .position_ids_cache import append_position_ids
+from .position_ids_cache import seen_so_far
 from .position_two_stream import QueryStream
 from .position_two_stream import check_perm_mask
 from .position_two_stream import content_positions
@@ -231,7 +232,7 @@ class RelPosDecoderModel(RelPosStack):
             attention_mask=attention_mask,
             position_ids=append_position_ids(cache, position_ids, (batch, sequence), len(self.layers)),
             reset_mask=reset_mask,
-            cached=None if cache is None else (cache.get_seq_length(), *cache.get_mask_sizes(sequence, 0)),
+            cached=None if cache is None else seen_so_far(cache, sequence),
             memory_length=None if memory is None else memory.length,
             memory_slots=0 if memory is None else memory.slots,
         )

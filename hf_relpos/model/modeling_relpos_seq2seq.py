@@ -35,6 +35,7 @@ from .modeling_relpos import keep_positions
 from .position_builder import build_positions
 from .position_builder import source_positions
 from .position_ids_cache import append_position_ids
+from .position_ids_cache import seen_so_far
 from .positions import Positions
 from .transformer_layer import RelPosLayer
 from .transformer_layer import make_norm
@@ -164,7 +165,7 @@ class RelPosCrossDecoder(RelPosDecoderModel):
             causal=True,
             attention_mask=attention_mask,
             position_ids=append_position_ids(both, position_ids, (batch, sequence), len(self.layers)),
-            cached=None if both is None else (both.get_seq_length(), *both.get_mask_sizes(sequence, 0)),
+            cached=None if both is None else seen_so_far(both, sequence),
         )
         hidden_states, _ = self._run_layers(
             self._enter(embeds, positions, None),

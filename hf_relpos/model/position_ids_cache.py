@@ -22,6 +22,20 @@ _KINDS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWin
 """Layers that keep what they are given; beside any other, one that quantises for instance, numbers stand in the first."""
 
 
+def seen_so_far(cache: Cache, sequence: int) -> tuple[int | torch.Tensor, int, int]:
+    """Return how many tokens a cache has seen, the number of keys of a pass over `sequence` new ones, and what stands before the keys.
+
+    transformers' exporters let a layer that slides report the tokens that it kept as all there were. Those that it had dropped before
+    are counted here, so that an exported step numbers its tokens, and reads its mask, as this one does.
+    """
+    seen, (keys, before) = cache.get_seq_length(), cache.get_mask_sizes(sequence, 0)
+    first: Any = next(iter(getattr(cache, "layers", [])), None)
+    if torch.compiler.is_exporting() and isinstance(first, DynamicSlidingWindowLayer) and not before:
+        before = max(first.cumulative_length - first.sliding_window + 1, 0)
+        seen = seen + before
+    return seen, keys, before
+
+
 def append_position_ids(
     cache: Cache | EncoderDecoderCache | None, position_ids: torch.Tensor | None, shape: tuple[int, int], layers: int
 ) -> torch.Tensor | None:

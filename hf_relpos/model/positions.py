@@ -86,7 +86,7 @@ class Positions(Movable):
     @property
     def is_toeplitz(self) -> bool:
         """Whether every distance equals column - row - start, so that shifting views replace gathers."""
-        return self.contiguous and self.gaps is None and isinstance(self.start, int)
+        return self.contiguous and self.gaps is None and isinstance(self.start, int) and not torch.compiler.is_exporting()
 
     @lazy
     def index_distance(self) -> torch.Tensor:

@@ -7,6 +7,8 @@ from typing import Any
 from typing import NamedTuple
 
 import torch
+from torch.utils._pytree import GetAttrKey
+from torch.utils._pytree import register_pytree_node
 
 from .positions import known
 
@@ -53,6 +55,18 @@ class SegmentMemory(NamedTuple):
         batch, layers, _, size = self.hidden.shape
         empty = self.hidden.new_zeros(batch, layers, slots - self.slots, size)
         return SegmentMemory(torch.cat([empty, self.hidden], 2), self.length)
+
+
+# Named tuples can be traced without this, but not be saved with an exported program.
+register_pytree_node(
+    SegmentMemory,
+    lambda memory: (list(memory), None),
+    lambda parts, _: SegmentMemory(*parts),
+    serialized_type_name=f"{SegmentMemory.__module__}.{SegmentMemory.__qualname__}",
+    flatten_with_keys_fn=lambda memory: ([(GetAttrKey(name), getattr(memory, name)) for name in memory._fields], None),
+)
+
+torch.serialization.add_safe_globals([SegmentMemory])  # `torch.load` reads a saved memory with its defaults
 
 
 def rows_of(memory: SegmentMemory) -> int:
