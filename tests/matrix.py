@@ -48,6 +48,7 @@ SHAW = (
     {"max_distance": 4},
     {"values": False},
     {"table": "sinusoidal"},
+    {"max_distance": 4, "table": "sinusoidal_rows"},
     {"max_distance": 3, "outside": "zero", "values": "shared"},
     {"max_distance": 3, "outside": "zero", "values": False, "meets": "both"},
 )

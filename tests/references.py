@@ -78,9 +78,10 @@ def clipped(layer: Layer, b: int, i: int, j: int) -> int:
 
 
 def fixed_vector(layer: Layer, row: int) -> torch.Tensor:
-    """Nezha's fixed table: sines at even and cosines at odd channels of the clipped distance."""
-    distance = row - layer.parameters["max_distance"]
-    angles = [distance / 10000 ** (2 * (c // 2) / layer.head_dim) for c in range(layer.head_dim)]
+    """Nezha's fixed table, sines at even and cosines at odd channels: of the clipped distance (arXiv 1909.00204, section 2.2), or
+    of the row itself, 0 to 2k, in which its released code numbers them (huawei-noah/Pretrained-Language-Model)."""
+    number = row if layer.parameters["table"] == "sinusoidal_rows" else row - layer.parameters["max_distance"]
+    angles = [number / 10000 ** (2 * (c // 2) / layer.head_dim) for c in range(layer.head_dim)]
     return layer.like([math.cos(a) if c % 2 else math.sin(a) for c, a in enumerate(angles)])
 
 

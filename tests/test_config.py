@@ -5,17 +5,21 @@ import pathlib
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from matrix import BASES
 from matrix import CONFIGS
 from matrix import SIZES
 from matrix import Case
 from matrix import cases
+from matrix import ids_of
 
 import hf_relpos
 from hf_relpos import SCHEMES
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosEncoderConfig
+from hf_relpos.model import configuration_checks
+from hf_relpos.model.scheme_base import LARGEST
 from hf_relpos.model.scheme_base import ParameterSpec
 from hf_relpos.model.scheme_registry import scheme_parameters
 
@@ -109,6 +113,29 @@ REFUSED_BY_BOTH: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"vocab_size": 0}, "vocab_size=0 must be at least 1"),
     "dropout of one": ({"hidden_dropout": 1.0}, "hidden_dropout=1.0 must be at least 0 and below 1"),
     "negative dropout": ({"attention_dropout": -0.1}, "attention_dropout=-0.1 must be at least 0"),
+    "a width that no machine has": ({"hidden_size": 10**12}, "hidden_size=1000000000000 must be at most 16777216"),
+    "layers without number": ({"num_hidden_layers": 10**12}, "num_hidden_layers=1000000000000 must be at most 65536"),
+    "an odd width without heads": (
+        {"hidden_size": 2**24 - 3, "num_attention_heads": 2},
+        "does not divide hidden_size=16777213; it may be one of",
+    ),
+    "no size of a head": ({"head_dim": 0}, "head_dim=0 must be at least 1"),
+    "no inner width": ({"intermediate_size": 0}, "intermediate_size=0 must be at least 1"),
+    "no narrow embeddings": ({"embedding_size": 0}, "embedding_size=0 must be at least 1"),
+    "negative types": ({"type_vocab_size": -1}, "type_vocab_size=-1 must be at least 0"),
+    "epsilon of nothing": ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0 must be at least"),
+    "no number": ({"initializer_range": float("nan")}, "initializer_range=nan must be at least 0"),
+    "dropout of a classifier": ({"classifier_dropout": 1.5}, "classifier_dropout=1.5 must be at least 0 and below 1"),
+    "a distance that no text has": (
+        {"position_scheme": "t5", "position_parameters": {"max_distance": 10**12}},
+        "T5 parameter max_distance=1000000000000 is not allowed: at most 16777216",
+    ),
+    "a slope beyond single precision": (
+        {"position_scheme": "fire", "position_parameters": {"c": 1e308}},
+        r"Fire parameter c=1e\+308 is not allowed: at most 1e\+15",
+    ),
+    "more than a float": ({"position_parameters": {"rope_theta": 10**400}}, "RoPE parameter rope_theta=1000"),
+    "infinite": ({"position_parameters": {"rope_theta": float("inf")}}, "rope_theta=inf is not allowed: at most"),
     "parallel and post": (
         {"parallel_residual": True, "norm_position": "post"},
         "parallel_residual=True needs norm_position='pre'",
@@ -147,6 +174,16 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         "'learned_absolute' is refused for mem_len=8",
     ),
     "negative memory": (RelPosDecoderConfig, {"mem_len": -1}, "mem_len=-1 must be 0"),
+    "a decay that is none": (
+        RelPosDecoderConfig,
+        {"position_scheme": "xpos", "position_parameters": {"gamma": 1e17}},
+        r"XPos parameter gamma=1e\+17 is not allowed: at most 1e\+15",
+    ),
+    "a memory that no machine has": (
+        RelPosDecoderConfig,
+        {"mem_len": 10**12},
+        "mem_len=1000000000000 must be at most 2147483647",
+    ),
     "window of one": (RelPosDecoderConfig, {"sliding_window": 1}, "sliding_window=1 must be at least 2"),
 }
 
@@ -323,3 +360,34 @@ def test_only_used_parameters_exist(given: Case) -> None:
     assert ("position_embeddings" in names) == (given.scheme == "learned_absolute")
     assert not (names and given.scheme in fixed)
     assert len(model.layers) == SIZES["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("kind", CONFIGS.values(), ids=CONFIGS)
+def test_what_trainer_sets_is_no_field_of_another_family(
+    kind: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainer writes `use_cache` into any configuration, whose folder then loads without a warning."""
+    warned: list[str] = []
+    monkeypatch.setattr(configuration_checks.logger, "warning", warned.append)
+    config = kind()
+    config.use_cache = True
+    config.save_pretrained(tmp_path)
+    assert kind.from_pretrained(tmp_path).use_cache and not warned
+    config.layer_norm_epsilon = 1.0
+    config.save_pretrained(tmp_path)
+    kind.from_pretrained(tmp_path)
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_largest_numbers_are_computed_with(name: str) -> None:
+    """What the bounds allow gives no error and no number that is none."""
+    family = "encoder" if "causal" in SCHEMES[name].refuses else "decoder"
+    for key, spec in SCHEMES[name].parameter_specs.items():
+        if spec.choices is None and spec.kind is float:
+            largest = LARGEST[float] if spec.maximum is None else spec.maximum
+            try:
+                model = Case(family, name, {key: largest}).model(dtype=torch.float32)
+            except ValueError:
+                continue  # it does not fit the other parameters
+            assert torch.isfinite(model(ids_of()).last_hidden_state).all(), key

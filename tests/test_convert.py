@@ -1,5 +1,6 @@
 """Models of transformers, converted: same outputs here, and in a process that has only the converted folder."""
 
+import copy
 import json
 import os
 import pathlib
@@ -14,6 +15,8 @@ import torch
 import transformers
 from elsewhere import reload_folders
 from matrix import ids_of
+from originals import SCALED
+from originals import WIDE
 from originals import converted
 from originals import original
 from originals import originals
@@ -240,3 +243,35 @@ def test_a_name_on_the_hub(tmp_path: pathlib.Path) -> None:
     torch.testing.assert_close(model(ids_of()).logits, theirs(ids_of()).logits, **FLOAT32)
     assert "base_model: me/llama" in (tmp_path / "output" / "README.md").read_text()
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "output")("b a").input_ids == [2, 1]
+
+
+OLD_ROTARY: dict[str, dict[str, Any]] = {
+    "rope_theta alone": {"rope_theta": 500.0},
+    "no field": {},
+    **{
+        f"{kind}, {spelling}": {"rope_theta": 500.0, "rope_scaling": {spelling: kind, **SCALED[kind]}}
+        for kind in SCALED
+        for spelling in ("type", "rope_type")
+    },
+    "both spellings": {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2}},
+    "new field, old spelling": {"rope_parameters": {"type": "linear", "rope_theta": 500.0, "factor": 2.0}},
+}
+
+
+@pytest.mark.parametrize("fields", OLD_ROTARY.values(), ids=OLD_ROTARY)
+@torch.no_grad()
+def test_rotary_fields_of_older_transformers(fields: dict[str, Any]) -> None:
+    """What `config.json` held before `rope_parameters` is read as transformers reads it, beyond the trained length too."""
+    theirs = original("LlamaForCausalLM", **WIDE, max_position_embeddings=8)
+    saved = {name: value for name, value in theirs.config.to_dict().items() if name not in ("rope_parameters", "dtype")}
+    saved |= {**copy.deepcopy(fields), "architectures": ["LlamaForCausalLM"]}
+    read = type(theirs.config).from_dict(copy.deepcopy(saved))
+    wanted = type(theirs)(read).double().eval()
+    wanted.load_state_dict(theirs.state_dict())
+    for module in wanted.modules():  # what `original` makes exact
+        if hasattr(module, "inv_freq"):
+            module.inv_freq = module.inv_freq.double()
+    ours, _ = converted("llama", saved, theirs.state_dict())
+    torch.testing.assert_close(ours(ids_of()).logits, wanted(ids_of()).logits, **FLOAT32)
+    if kind := (fields.get("rope_scaling") or fields.get("rope_parameters") or {}).get("type"):
+        assert ours.config.position_parameters["rope_type"] == kind

@@ -105,14 +105,14 @@ def test_products(rows: int, distances: int, entries: int, first: int, shared: i
         found = toeplitz.products(states, vectors, first, added, torch.empty_like(wanted))
         torch.testing.assert_close(found, wanted + added, **EXACT)
 
-    slope = numbers(*wanted.shape, seed=2)
-    of_states, of_vectors = torch.autograd.grad(wanted, [states, vectors], slope)
+    score_grad = numbers(*wanted.shape, seed=2)
+    of_states, of_vectors = torch.autograd.grad(wanted, [states, vectors], score_grad)
     with torch.no_grad():
         total = torch.ones_like(vectors)
-        found = toeplitz.product_gradients(slope, states, vectors, first, total)
+        found = toeplitz.product_gradients(score_grad, states, vectors, first, total)
         torch.testing.assert_close(found, of_states, **EXACT)
         torch.testing.assert_close(total, 1 + of_vectors, **EXACT)
-        torch.testing.assert_close(toeplitz.product_gradients(slope, states, vectors, first, None), of_states, **EXACT)
+        torch.testing.assert_close(toeplitz.product_gradients(score_grad, states, vectors, first, None), of_states, **EXACT)
 
 
 @steady
@@ -132,18 +132,18 @@ def test_key_products(rows: int, columns: int, entries: int, first: int, shared:
     vectors = numbers(shared, entries, SIZE, seed=1).requires_grad_()
     wanted = looped_key_products(keys, vectors, first, rows)
     scores = numbers(1, BATCH, rows, columns, seed=3)
-    slope = numbers(*wanted.shape, seed=2)
-    of_keys, of_vectors = torch.autograd.grad(wanted, [keys, vectors], slope)
+    score_grad = numbers(*wanted.shape, seed=2)
+    of_keys, of_vectors = torch.autograd.grad(wanted, [keys, vectors], score_grad)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(blockwise_key_terms, "TILE", tile)
         found = scores.expand_as(wanted).clone()
         blockwise_key_terms.add_key_products(found, keys, vectors, first, BufferPool(keys))
         torch.testing.assert_close(found, scores + wanted, **EXACT)
         total = torch.ones_like(vectors)
-        found = blockwise_key_terms.key_product_gradients(slope, keys, vectors, first, total, BufferPool(keys))
+        found = blockwise_key_terms.key_product_gradients(score_grad, keys, vectors, first, total, BufferPool(keys))
         torch.testing.assert_close(found, of_keys, **EXACT)
         torch.testing.assert_close(total, 1 + of_vectors, **EXACT)
-        found = blockwise_key_terms.key_product_gradients(slope, keys, vectors, first, None, BufferPool(keys))
+        found = blockwise_key_terms.key_product_gradients(score_grad, keys, vectors, first, None, BufferPool(keys))
         torch.testing.assert_close(found, of_keys, **EXACT)
 
 
@@ -156,25 +156,25 @@ def test_key_products_at_full_size(rows: int, columns: int, first: int, shared: 
     entry = (first + torch.arange(rows)[:, None] + torch.arange(columns)).clamp(0, 149)
     wanted = torch.einsum("hbcd,hrcd->hbrc", keys, vectors.expand(HEADS, -1, -1)[:, entry])
     scores = numbers(1, BATCH, rows, columns, seed=3)
-    slope = numbers(*wanted.shape, seed=2)
-    gradients = torch.autograd.grad(wanted, [keys, vectors], slope)
+    score_grad = numbers(*wanted.shape, seed=2)
+    gradients = torch.autograd.grad(wanted, [keys, vectors], score_grad)
     with torch.no_grad():
         found = scores.expand_as(wanted).clone()
         blockwise_key_terms.add_key_products(found, keys, vectors, first, BufferPool(keys))
         torch.testing.assert_close(found, scores + wanted, **EXACT)
         total = torch.zeros_like(vectors)
-        found = blockwise_key_terms.key_product_gradients(slope, keys, vectors, first, total, BufferPool(keys))
+        found = blockwise_key_terms.key_product_gradients(score_grad, keys, vectors, first, total, BufferPool(keys))
     torch.testing.assert_close([found, total], list(gradients), rtol=1e-10, atol=1e-10)
 
 
 def test_sums_are_kept_in_the_precision_of_the_total() -> None:
     """Half-precision states add to a float32 total without becoming one in half precision first."""
     keys, vectors = numbers(HEADS, BATCH, 9, SIZE), numbers(HEADS, 5, SIZE, seed=1)
-    slope, total = numbers(HEADS, BATCH, 6, 9, seed=2), torch.full((HEADS, 5, SIZE), 4096.0)
+    score_grad, total = numbers(HEADS, BATCH, 6, 9, seed=2), torch.full((HEADS, 5, SIZE), 4096.0)
     half = keys.bfloat16()
-    blockwise_key_terms.key_product_gradients(slope.bfloat16(), half, vectors.bfloat16(), -2, total, BufferPool(half))
+    blockwise_key_terms.key_product_gradients(score_grad.bfloat16(), half, vectors.bfloat16(), -2, total, BufferPool(half))
     exact = torch.full_like(vectors, 4096.0)
-    blockwise_key_terms.key_product_gradients(slope, keys, vectors, -2, exact, BufferPool(keys))
+    blockwise_key_terms.key_product_gradients(score_grad, keys, vectors, -2, exact, BufferPool(keys))
     assert (total - exact).abs().max() < 1, "steps of bfloat16 at 4096 are 32"
     torch.testing.assert_close(total.double() - 4096, exact - 4096, rtol=0.1, atol=0.2)
     assert toeplitz.to_diagonals(torch.ones(1, 1)).tolist() == [[1.0]]

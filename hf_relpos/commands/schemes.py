@@ -93,9 +93,8 @@ def count_parameters(name: str) -> int:
 def facts(name: str) -> dict[str, Any]:
     """Collect what the table of all schemes says of one."""
     kind = SCHEMES[name]
-    acts = "embeddings" if kind.acts_on_embeddings else "queries, keys" if kind.encodes() else "scores"
-    if kind is SCHEMES["nope"]:
-        acts = "nothing"
+    adds = kind.score_terms is not PositionScheme.score_terms
+    acts = "embeddings" if kind.acts_on_embeddings else "queries, keys" if kind.encodes() else "scores" if adds else "nothing"
     return {
         "acts on": acts,
         **{use: "no" if refusal in kind.refuses else "yes" for use, refusal in USES.items()},
@@ -163,8 +162,9 @@ def _beside(name: str) -> str:
     others = [other for other, kind in SCHEMES.items() if own and kind.combines_as and kind.combines_as != own]
     if others:
         return ", ".join(f"`{other}`" for other in others) + " ([combinations](combinations.md))"
+    rotary = next(other for other, kind in SCHEMES.items() if kind.combines_as == "rotary")
     try:
-        scheme_class(f"rope+{name}")
+        scheme_class(f"{rotary}+{name}")
     except ValueError as refusal:
         return "no: " + str(refusal).split("refused: ")[1].split(";")[0]
     return "no"

@@ -18,7 +18,12 @@ from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.model.modeling_relpos import RelPosDecoderModel
 from hf_relpos.model.modeling_relpos import RelPosEncoderModel
 
-KINDS = {"absolute": "learned_absolute", "relative_key": "shaw", "relative_key_query": "shaw"}
+KINDS: dict[str, dict[str, Any]] = {
+    "absolute": {"position_scheme": "learned_absolute"},
+    "relative_key": {"position_scheme": "shaw", "position_parameters": {"values": False, "meets": "query"}},
+    "relative_key_query": {"position_scheme": "shaw", "position_parameters": {"values": False, "meets": "both"}},
+}
+"""The fields here of each `position_embedding_type`."""
 ABSOLUTE = "position_schemes.shared.learned_absolute.position_embeddings"
 """The weight here of learned absolute positions."""
 LAYER_RULES = [
@@ -74,15 +79,14 @@ def plan(settings: Settings, weights: Weights) -> Plan:
     settings.require("add_cross_attention", [False], "there is no attention to an encoder")
     settings.require("position_embedding_type", list(KINDS), "it is unknown")
     causal, kind = settings("is_decoder", False), settings("position_embedding_type", "absolute")
-    fields: dict[str, Any] = common_fields(settings) | {"position_scheme": KINDS[kind]}
+    fields: dict[str, Any] = common_fields(settings) | KINDS[kind]
     rules: list[Rule] = [*LAYER_RULES]
     absolute = r"embeddings\.position_embeddings\.weight"
     if kind == "absolute":
         rules.append(rename(absolute, ABSOLUTE))
     else:
         furthest = fields["max_position_embeddings"] - 1
-        meets = "both" if kind == "relative_key_query" else "query"
-        fields["position_parameters"] = {"max_distance": furthest, "values": False, "meets": meets}
+        fields["position_parameters"] = {"max_distance": furthest, **fields["position_parameters"]}
 
         def turn(table: torch.Tensor) -> torch.Tensor:
             """Rows of key minus query from rows of query minus key; a decoder needs those of the past only."""

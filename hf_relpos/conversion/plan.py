@@ -97,8 +97,9 @@ def rotary_parameters(settings: Settings) -> dict[str, Any]:
         ValueError: names a kind of scaling or a parameter that the scheme does not have.
     """
     parameters = dict(settings("rope_parameters", {}))
+    parameters.setdefault("rope_type", parameters.pop("type", "default"))  # `type` is its old spelling
     kinds = RoPE.parameter_specs["rope_type"].choices or ()
-    if (kind := parameters.get("rope_type", "default")) not in kinds:
+    if (kind := parameters["rope_type"]) not in kinds:
         raise ValueError(f"{settings.source}: rope_parameters rope_type={kind!r} cannot be converted; one of {kinds} can")
     for name, value in parameters.items():
         if name not in RoPE.parameter_specs:

@@ -66,11 +66,11 @@ class MemoryGenerationMixin(GenerationMixin):
         # The library types `self` as a finished model, which a mixin is not.
         check: Any = super()._validate_generated_length  # pyright: ignore[reportAttributeAccessIssue]
         check(generation_config, input_ids_length, has_default_max_length)
-        bounds = [scheme.bound for scheme in self.model.position_schemes if hasattr(scheme, "bound")]
-        if bounds and not has_default_max_length and generation_config.max_length - 1 > min(bounds):
+        bounded = next((scheme for scheme in self.model.position_schemes if scheme.bounded), None)
+        if bounded is not None and not has_default_max_length and generation_config.max_length - 1 > bounded.bound:
             raise ValueError(
-                f"{input_ids_length} tokens are to grow to {generation_config.max_length}, but learned_absolute is bounded by "
-                f"max_position_embeddings={min(bounds)}: ask for fewer new tokens or choose a relative scheme"
+                f"{input_ids_length} tokens are to grow to {generation_config.max_length}, but {bounded.name} is bounded by "
+                f"max_position_embeddings={bounded.bound}: ask for fewer new tokens or choose a relative scheme"
             )
 
     def empty_memory(self, batch_size: int) -> SegmentMemory:

@@ -53,7 +53,7 @@ class LearnedAbsolute(PositionScheme):
         first, last = known(in_document.min()), known(in_document.max())
         if first is not None and (first < 0 or last >= self.bound):
             raise ValueError(
-                f"position {first if first < 0 else last} is beyond the learned positions 0 to {self.bound - 1}: learned_absolute is bounded by "
+                f"position {first if first < 0 else last} is beyond the learned positions 0 to {self.bound - 1}: {self.name} is bounded by "
                 f"max_position_embeddings={self.bound}; shorten the text or choose a relative scheme"
             )
         return hidden_states + self.position_embeddings[in_document]

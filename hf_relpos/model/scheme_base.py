@@ -5,7 +5,6 @@ true: a number per head and distance, a vector per distance that meets the query
 do, a dense tensor. `attention.py` turns the description into numbers for whichever backend runs.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,9 @@ from torch import nn
 from .position_tables import Distances
 from .positions import Positions
 from .scheme_terms import ScoreTerms
+
+LARGEST = {int: 2**24, float: 1e15}
+"""Bounds of numbers that have no maximum of their own: beyond them single precision counts no longer."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,14 @@ class ParameterSpec:
         if self.choices is not None:
             good = any(value == choice and type(value) is type(choice) for choice in self.choices)
         elif self.kind is float:
-            good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            good = isinstance(value, int | float) and not isinstance(value, bool) and value == value
         else:
             good = isinstance(value, int) and not isinstance(value, bool)
         if good and self.choices is None and value is not None:
-            value = self.kind(value)
+            if self.maximum is None and value > LARGEST[self.kind]:
+                raise ValueError(f"{name}={value!r} is not allowed: at most {LARGEST[self.kind]}")
             good = (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
+            value = self.kind(value) if good else value
         if not good:
             raise ValueError(f"{name}={value!r} is not allowed: {self.allowed}")
         return value
@@ -95,6 +99,8 @@ class PositionScheme(nn.Module):
         parameters: the scheme's own parameters, already checked and completed; they become attributes.
     """
 
+    name: ClassVar[str] = ""
+    """What `position_scheme` calls it, which the registry says."""
     parameter_specs: ClassVar[dict[str, ParameterSpec]] = {}
     refuses: ClassVar[dict[str, str]] = {}
     """Uses without meaning, `causal`, `bidirectional` or `memory`, each with the reason."""

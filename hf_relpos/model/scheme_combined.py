@@ -96,10 +96,11 @@ def combine(*parts: tuple[str, type[PositionScheme]]) -> type[Combined]:
     names = "+".join(name for name, _ in parts)
     reason = _refusal(parts)
     if reason is not None:
-        raise ValueError(f"position_scheme {names!r} is refused: {reason}; {_ALLOWED}, such as 'rope+alibi'")
+        raise ValueError(f"position_scheme {names!r} is refused: {reason}; {_ALLOWED}")
     kinds = dict(sorted(parts, key=lambda part: part[1].combines_as != "rotary"))
     members = {
         "kinds": kinds,
+        "name": "+".join(kinds),
         "__doc__": f"{' and '.join(kinds)} in one layer.",
         "refuses": {use: f"{name}: {why}" for name, kind in kinds.items() for use, why in kind.refuses.items()},
         "source": " and ".join(kind.source for kind in kinds.values()),

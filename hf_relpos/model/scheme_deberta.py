@@ -80,12 +80,12 @@ class Deberta(PositionScheme):
         """As what the distances meet the content: keys that meet queries, queries that meet keys."""
         return {"both": ("key", "query"), "c2p": ("key",), "p2c": ("query",)}[self.terms]
 
-    @staticmethod
-    def _owners(config: Any) -> list[str]:
+    @classmethod
+    def _owners(cls, config: Any) -> list[str]:
         """Return the layers that have projections of their own, by number; `share_positions` leaves the first."""
         names = config.position_scheme
         every = range(config.num_hidden_layers) if isinstance(names, str) else range(len(names))
-        owners = [str(index) for index in every if isinstance(names, str) or names[index] == "deberta"]
+        owners = [str(index) for index in every if isinstance(names, str) or names[index] == cls.name]
         return owners[:1] if config.share_positions == "model" else owners
 
     def initialize(self, std: float) -> None:

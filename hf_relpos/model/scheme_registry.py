@@ -49,6 +49,8 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "cope": CoPE,
     "deberta": Deberta,
 }
+for _name, _kind in SCHEMES.items():
+    _kind.name = _name
 
 
 def parts_of(name: str) -> list[str]:

@@ -173,7 +173,7 @@ class XPos(RoPE):
         reach = int(2 * self.scale_base * (math.log(torch.finfo(key.dtype).max) - 4) / math.log(1 / self.gamma + 1))
         if span is not None and span > reach:
             raise ValueError(
-                f"xpos scales queries over {span} positions in one pass, beyond the range of {key.dtype}: "
+                f"{self.name} scales queries over {span} positions in one pass, beyond the range of {key.dtype}: "
                 f"{reach} at most; cut the text into segments or use bfloat16 or float32"
             )
         return (query * query_scale).to(query.dtype), (key * key_scale).to(key.dtype)

@@ -16,6 +16,9 @@ from .scheme_base import PositionScheme
 from .scheme_base import sinusoid
 from .scheme_terms import ScoreTerms
 
+TABLES = ("learned", "sinusoidal", "sinusoidal_rows")
+"""What the vectors of Shaw's scheme may be."""
+
 
 class Shaw(PositionScheme):
     """Vectors per clipped distance added to keys and values (arXiv 1803.02155, section 3.2).
@@ -23,13 +26,14 @@ class Shaw(PositionScheme):
     e_ij = q_i . (k_j + aK[clip(j - i, -k, k)]) / sqrt(d) and z_i = sum_j p_ij (v_j + aV[clip(j - i)]); the tables are
     shared by the heads of a layer. BERT's `relative_key` has no aV, its `relative_key_query` adds k_j . aK as well
     (`meets="both"`); OpenNMT has one table for keys and values (`values="shared"`); VITS has no vectors beyond k
-    (`outside="zero"`); Nezha's are fixed sinusoids.
+    (`outside="zero"`). The vectors of Nezha (arXiv 1909.00204) are fixed sinusoids, in its paper of the distance, in its released
+    code of the row of the table, which is the distance + k (`table="sinusoidal_rows"`).
     """
 
     parameter_specs = {
         "max_distance": ParameterSpec(16, "k: the largest distance with vectors of its own", minimum=1),
         "values": ParameterSpec(True, "vectors for the values: own, none, or the keys'", choices=(True, False, "shared")),
-        "table": ParameterSpec("learned", "learned vectors or fixed sinusoids", choices=("learned", "sinusoidal")),
+        "table": ParameterSpec("learned", "learned, or sinusoids of the distance or of distance + k", choices=TABLES),
         "outside": ParameterSpec("clamp", "beyond k: the vectors of k or none", choices=("clamp", "zero")),
         "meets": ParameterSpec("query", "what meets the keys' vectors: queries, or keys too", choices=("query", "both")),
     }
@@ -43,7 +47,7 @@ class Shaw(PositionScheme):
     @classmethod
     def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:
         values = parameters["values"]
-        return f"shaw adds vectors to the values (values={values})" if values else None
+        return f"{cls.name} adds vectors to the values (values={values})" if values else None
 
     def __init__(self, config: Any, **parameters: Any) -> None:
         super().__init__(config, **parameters)
@@ -63,7 +67,8 @@ class Shaw(PositionScheme):
             vectors = getattr(self, name, self.key_table)
         else:
             distances = torch.arange(-self.max_distance, 1 + (0 if self.causal else self.max_distance), device=of.device)
-            vectors = sinusoid(distances, self.head_dim, of.dtype, interleaved=True)
+            rows = distances + self.max_distance * (self.table == "sinusoidal_rows")
+            vectors = sinusoid(rows, self.head_dim, of.dtype, interleaved=True)
         return (vectors if self.outside == "clamp" else pad(vectors, (0, 0, 1, 1)))[None]
 
     def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms:
@@ -131,7 +136,7 @@ class XLNet(TransformerXL):
     def check(cls, config: Any, parameters: dict[str, Any]) -> None:
         if config.causal and config.type_vocab_size:
             raise ValueError(
-                f"type_vocab_size={config.type_vocab_size} is refused for position_scheme 'xlnet' in a decoder: "
+                f"type_vocab_size={config.type_vocab_size} is refused for position_scheme {cls.name!r} in a decoder: "
                 "a cache holds no token types; use 0"
             )
 
