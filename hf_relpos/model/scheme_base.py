@@ -65,8 +65,8 @@ class ParameterSpec:
         else:
             good = isinstance(value, int) and not isinstance(value, bool)
         if good and self.choices is None and value is not None:
-            if self.maximum is None and value > LARGEST[self.kind]:
-                raise ValueError(f"{name}={value!r} is not allowed: at most {LARGEST[self.kind]}")
+            if self.maximum is None and value > (largest := LARGEST[self.kind]):
+                raise ValueError(f"{name}={value!r} is not allowed: at most {largest if self.kind is int else f'{largest:g}'}")
             good = (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
             value = self.kind(value) if good else value
         if not good:
