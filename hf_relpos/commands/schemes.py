@@ -162,7 +162,7 @@ def _beside(name: str) -> str:
     others = [other for other, kind in SCHEMES.items() if own and kind.combines_as and kind.combines_as != own]
     if others:
         return ", ".join(f"`{other}`" for other in others) + " ([combinations](combinations.md))"
-    rotary = next(other for other, kind in SCHEMES.items() if kind.combines_as == "rotary")
+    rotary = next((other for other, kind in SCHEMES.items() if kind.combines_as == "rotary"), name)
     try:
         scheme_class(f"{rotary}+{name}")
     except ValueError as refusal:
