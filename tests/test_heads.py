@@ -1,6 +1,7 @@
 """Heads: their losses in plain words, what padding must not change, and what they refuse."""
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -138,7 +139,7 @@ def test_labels_that_do_not_fit_are_refused(family: str, name: str) -> None:
             model(ids, labels=labels)
 
 
-@pytest.mark.parametrize("name", [name for name in dir(hf_relpos) if name.startswith("RelPos") and "Config" not in name])
+@pytest.mark.parametrize("name", [name for name in hf_relpos.__all__ if re.fullmatch(r"RelPos\w+(Model|For\w+)", name)])
 def test_configuration_of_another_family_is_refused(name: str) -> None:
     """Also where its fields would do, and left as it was."""
     kind = getattr(hf_relpos, name)

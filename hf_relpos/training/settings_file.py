@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from hf_relpos.model.forward_keywords import REPLACED
+
 
 class _Loader(yaml.SafeLoader):
     """Reads YAML whose numbers are those of JSON and Python: YAML 1.1 takes 1e-5 for a word and 1:30 for 90, a day for a date."""
@@ -121,5 +123,7 @@ def refuse_unknown(names: Iterable[str], allowed: Iterable[str], where: str = ""
     known = sorted(set(allowed))
     for name in names:
         if name not in known:
+            if name in REPLACED:
+                raise ValueError(f"{where}unknown argument {name!r}; what replaced it is {REPLACED[name]}")
             close = difflib.get_close_matches(name, known, n=3) or known
             raise ValueError(f"{where}unknown argument {name!r}; did you mean {' or '.join(map(repr, close))}?")
