@@ -212,7 +212,7 @@ def test_parts_on_two_devices(case: Case) -> None:
     fields = {} if "memory" in kind.refuses else {"mem_len": 5}
     model = case.model(attn_implementation="sdpa", **fields)
     memory = model(ids_of()).memory
-    for part in (model.layers[1], model.norm, *model.position_schemes[1:]):
+    for part in (model.layers[1], model.norm, *list(model.position_schemes)[1:]):
         add_hook_to_module(part, AlignDevicesHook(execution_device="meta", place_submodules=True))
     output = model(ids_of(), **({"memory": memory} if fields else {}))
     assert output.last_hidden_state.is_meta

@@ -81,7 +81,7 @@ def assert_same_layer(
     for length in (11, 30):
         states = torch.randn(2, length, 48, requires_grad=True)
         positions = build_positions((2, length), states, causal=False)
-        found = ours(states, states, own, DistanceTables(positions), own.prepare(positions))[0]
+        found = ours(states, states, own.call, DistanceTables(positions), own.prepare(positions))[0]
         wanted = theirs(states, relative_position_embeddings=None if table is None else table(states))[0]
         torch.testing.assert_close(found, wanted, **FLOAT32)
         direction = torch.randn_like(found)

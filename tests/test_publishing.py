@@ -56,7 +56,7 @@ def hub(monkeypatch, tmp_path):
         if Path(name).exists():
             return load(name, **options)
         if "README.md" not in hub.files:
-            raise EntryNotFoundError("no card", response=SimpleNamespace(headers={}, request=None))
+            raise EntryNotFoundError("no card")
         path = tmp_path / "downloaded.md"
         path.write_bytes(hub.files["README.md"])
         return load(path, **options)

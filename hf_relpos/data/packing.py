@@ -147,7 +147,7 @@ def _columns(
     filled = {
         "input_ids": (tokens, padding),
         "labels": (tokens, IGNORED),
-        "shift_labels": (following, IGNORED),
+        "shift_labels": (following.astype(np.int32), IGNORED),
         "reset_mask": (starts, 0),
         "attention_mask": (np.ones(len(tokens), dtype=np.int8), 0),
     }

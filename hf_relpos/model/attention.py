@@ -179,6 +179,9 @@ class RelPosAttention(nn.Module):
         project = partial(self._project_elsewhere, tables.positions.query.device)
         projections = LayerProjections(self.layer_idx, partial(project, self.q_proj), partial(project, self.k_proj))
 
+        if not owner.adds_terms():
+            return None
+
         def make() -> ScoreTerms | None:
             return scheme("score_terms", tables.made_for, scheme("for_layer", tables.prepared(owner), projections))
 

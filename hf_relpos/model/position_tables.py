@@ -102,7 +102,8 @@ class DistanceTables:
     def prepare(self, schemes: Any) -> None:
         """Prepare the distances for some schemes now, ahead of the layers, unless what is kept may do without."""
         for scheme in schemes if self._store is None else ():
-            self.prepared(scheme)
+            if scheme.adds_terms():
+                self.prepared(scheme)
 
     def prepared(self, scheme: Any) -> Any:
         """Return what a scheme prepares of the distances, the same for all layers of its class."""

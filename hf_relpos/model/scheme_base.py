@@ -164,6 +164,11 @@ class PositionScheme(nn.Module):
         """Refuse, by a ValueError, completed parameters that do not fit the model's configuration or each other."""
 
     @classmethod
+    def adds_terms(cls) -> bool:
+        """Return whether the scheme adds to the scores, so that somebody must ask for the distances."""
+        return cls.score_terms is not PositionScheme.score_terms
+
+    @classmethod
     def encodes(cls) -> bool:
         """Return whether the scheme changes queries and keys, by what `prepare` makes of the positions of this very pass."""
         return cls.encode_query is not PositionScheme.encode_query

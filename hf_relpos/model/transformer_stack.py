@@ -313,7 +313,7 @@ class RelPosStack(RelPosPreTrainedModel):
 
     def prepare(self, tables: DistanceTables) -> dict[type, Any]:
         """Return what the layers of one scheme share in one pass to encode queries and keys, by class; prepare distances too."""
-        schemes: dict[type, Any] = {type(scheme): scheme for scheme in self.position_schemes}
+        schemes: dict[type, Any] = {type(scheme): scheme for scheme in reversed(list(self.position_schemes))}
         tables.prepare(schemes.values())
         return {kind: scheme.call("prepare", tables.positions) for kind, scheme in schemes.items()}
 
