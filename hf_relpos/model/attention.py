@@ -175,7 +175,7 @@ class RelPosAttention(nn.Module):
             scheme: the `call` of the layer's scheme.
             tables: over the distances of the pass.
         """
-        owner: Any = getattr(scheme, "__self__")  # noqa: B009  the scheme itself, whose weights tell whether tables are still true
+        owner: Any = getattr(scheme, "__self__", scheme)  # whose weights tell whether tables are still true
         project = partial(self._project_elsewhere, tables.positions.query.device)
         projections = LayerProjections(self.layer_idx, partial(project, self.q_proj), partial(project, self.k_proj))
 
