@@ -67,6 +67,17 @@ def test_loaded_and_saved_again(old: pathlib.Path, name: str, tmp_path: pathlib.
     torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_base_model_loads_it(old: pathlib.Path, name: str) -> None:
+    """Under names without the head's prefix."""
+    with safe_open(old / name / "document.safetensors", "pt") as opened:
+        auto = getattr(transformers, opened.metadata()["auto"])
+    base, report = transformers.AutoModel.from_pretrained(old / name / "model", output_loading_info=True)
+    assert not report["missing_keys"] and not report["mismatched_keys"], report
+    wanted = auto.from_pretrained(old / name / "model").model.state_dict()
+    torch.testing.assert_close(base.state_dict(), wanted, rtol=0, atol=0)
+
+
 def test_its_own_code_loads_it(old: pathlib.Path) -> None:
     """In a process without this package, as from the Hub."""
     answer_by_remote_code(old / "with_code")
