@@ -214,8 +214,7 @@ def quantised(cell: Cell, folder: pathlib.Path) -> None:
 OTHER_FIELDS: list[dict[str, Any]] = [
     {"mem_len": 4},
     {"sliding_window": 3},
-    {"num_attention_heads": 6},
-    {"attention_path": "dense", "layer_norm_eps": 0.1, "hidden_act": "relu"},
+    {"num_attention_heads": 6, "attention_path": "dense", "layer_norm_eps": 0.1, "hidden_act": "relu"},
 ]
 
 
