@@ -83,6 +83,50 @@ def test_decoding_after_right_padding(case: Case) -> None:
     torch.testing.assert_close(found, wanted, **EXACT)
 
 
+BEHIND_TOKENS = torch.tensor([[1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1], [1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1]])
+"""Padding behind tokens, in the first places of the one row and among the last of the other."""
+
+
+@pytest.mark.parametrize("portions", [[7, 4], [7, 1, 1, 1, 1], [4, 3, 4]], ids=str)
+@pytest.mark.parametrize("case", cases("decoder"))
+def test_a_window_over_padding_behind_tokens(case: Case, portions: list[int]) -> None:
+    """Padding takes no place of a token that the window shows: the cache, ours or the caller's, keeps all keys."""
+    model, ids, counts = case.model(sliding_window=4), ids_of(), BEHIND_TOKENS.bool()
+    wanted = model(ids, attention_mask=BEHIND_TOKENS, use_cache=False).last_hidden_state[counts]
+    alone = [model(ids[row : row + 1, counts[row]], use_cache=False).last_hidden_state[0] for row in range(BATCH)]
+    torch.testing.assert_close(wanted, torch.cat(alone), **EXACT)
+    mine = DynamicCache(config=model.config)
+    for cache in (None, mine) if portions[0] > 4 else (DynamicCache(),):
+        found, used = decode(model, ids, portions, cache, BEHIND_TOKENS)
+        torch.testing.assert_close(found[counts], wanted, **EXACT)
+        assert used.get_seq_length() == LENGTH and cache in (None, used)
+
+
+def test_a_window_that_lacks_keys_is_refused() -> None:
+    """Where a cache has dropped what padding pushed out; rows that are over do not matter."""
+    model, ids, later = ROPE.model(sliding_window=4), ids_of(), torch.ones(BATCH, LENGTH, dtype=torch.long)
+    later[0, 6:8] = 0
+    with pytest.raises(ValueError, match="a sliding cache counts padding, so that it lacks keys that sliding_window=4 shows"):
+        decode(model, ids, [5, 3, 3], mask=later)
+    with pytest.raises(ValueError, match="padding follows tokens: .*give a cache that keeps all keys, cache=DynamicCache"):
+        decode(model, ids, [8, 3], StaticCache(config=model.config, max_cache_len=16), later)
+    later[0, 6:] = 0
+    found = decode(model, ids, [5, 3, 3], mask=later)[0]
+    torch.testing.assert_close(found[0, :6], model(ids[:1, :6]).last_hidden_state[0], **EXACT)
+    torch.testing.assert_close(found[1:], model(ids[1:]).last_hidden_state, **EXACT)
+
+
+def test_generate_with_a_window_behind_right_padding() -> None:
+    """As without a cache; a static cache, which cannot keep more, is refused before a token is generated."""
+    model, ids = ROPE.model(head=True, sliding_window=4), ids_of(length=6)
+    settings = {**GREEDY, "attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])}
+    wanted = model.generate(ids, use_cache=False, **settings)
+    assert torch.equal(model.generate(ids, **settings), wanted)
+    assert torch.equal(model.generate(ids, num_beams=1, cache=DynamicCache(config=model.config), **settings), wanted)
+    with pytest.raises(ValueError, match="padding follows tokens in the prompt: a sliding cache counts padding"):
+        model.generate(ids, cache_implementation="static", disable_compile=True, **settings)
+
+
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("padding", [0, 4])
 @pytest.mark.parametrize("case", cases("decoder"))

@@ -30,6 +30,51 @@ def test_padding(case: Case, side: str) -> None:
         torch.testing.assert_close(found[row, mask[row].bool()], model(document).last_hidden_state[0], **EXACT)
 
 
+MIXED = torch.tensor([[1, 1, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1, 0], [0, 0, 1, 1, 1, 1, 1], [0] * 7, [1] * 7])
+"""Padding on the right, between tokens, on the left, in all of a row, and nowhere."""
+
+
+@pytest.mark.parametrize("case", cases())
+def test_a_row_depends_on_itself_alone(case: Case) -> None:
+    """What is computed at padding too: a client may go on from there, as generation behind right padding does."""
+    model, ids = case.model(), ids_of(5, 7)
+    together = model(ids, attention_mask=MIXED).last_hidden_state
+    for row in range(5):
+        alone = model(ids[row : row + 1], attention_mask=MIXED[row : row + 1]).last_hidden_state
+        torch.testing.assert_close(together[row : row + 1], alone, **EXACT)
+
+
+@pytest.mark.parametrize("case", cases("decoder"))
+def test_padding_does_not_know_what_follows(case: Case) -> None:
+    model, all_ids = case.model(), ids_of(5, 7)
+    for ids, mask in zip(all_ids.split(1), MIXED.split(1), strict=True):
+        wanted = model(ids, attention_mask=mask).last_hidden_state
+        followed = torch.cat([mask, torch.ones_like(mask[:, :2])], 1)
+        found = model(torch.cat([ids, ids[:, :2]], 1), attention_mask=followed).last_hidden_state
+        torch.testing.assert_close(found[:, :7], wanted, **EXACT)
+
+
+@pytest.mark.parametrize("scheme", ["rope", "alibi", "shaw", "learned_absolute", "fire"])
+def test_a_traced_pass_numbers_padding_alike(scheme: str) -> None:
+    """A compiler cannot see whether there is padding, nor where."""
+    model, ids = Case("decoder", scheme, {}).model(attn_implementation="sdpa"), ids_of(5, 7)
+    traced = torch.compile(lambda *given: model(given[0], attention_mask=given[1], use_cache=False), backend="eager")
+    for rows in (slice(0, 1), slice(0, 5), slice(4, 5)):
+        found = traced(ids[rows], MIXED[rows]).last_hidden_state
+        wanted = model(ids[rows], attention_mask=MIXED[rows], use_cache=False).last_hidden_state
+        torch.testing.assert_close(found, wanted, **EXACT)
+
+
+@pytest.mark.parametrize("scheme", ["rope", "alibi", "shaw", "learned_absolute", "fire"])
+def test_assisted_decoding_behind_right_padding(scheme: str) -> None:
+    """It goes on from padding, as greedy search does, and sees in one pass what greedy search sees step by step."""
+    model = Case("decoder", scheme, {}).model(head=True)
+    helper = Case("decoder", "rope", {}).model(head=True)
+    ids, mask = ids_of(1, 7), MIXED[:1]
+    settings = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(model.generate(ids, assistant_model=helper, **settings), model.generate(ids, **settings))
+
+
 @pytest.mark.parametrize("case", cases(variants=True))
 def test_packing(case: Case) -> None:
     """Documents in one row, marked by their first tokens, with padding before, and right behind, the last."""

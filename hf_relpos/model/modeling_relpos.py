@@ -39,6 +39,8 @@ from .position_two_stream import query_positions
 from .positions import Positions
 from .segment_memory import SegmentMemory
 from .segment_memory import next_memory
+from .sliding_cache import check_static_cache
+from .sliding_cache import keep_all_keys
 from .transformer_layer import make_norm
 from .transformer_stack import RelPosPreTrainedModel
 from .transformer_stack import RelPosStack
@@ -217,6 +219,7 @@ class RelPosDecoderModel(RelPosStack):
         batch, sequence = embeds.shape[:2]
         unasked = cache is None and use_cache is None
         cache = self._resolve_cache(cache, use_cache, memory, batch)
+        keep_all_keys(cache, attention_mask, sequence)
         alone = attention_mask is None and memory is None and (cache is None or unasked)
         kwargs["seq_idx"] = seq_idx
         reset_mask = self._document_starts(embeds, reset_mask, position_ids, kwargs, alone)
@@ -369,6 +372,7 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
         """Return the padding mask, as wide as a static cache, so that its shape stays the same from step to step."""
         if attention_mask is None:
             return None
+        check_static_cache(cache, attention_mask, getattr(self.config, "sliding_window", None))
         slots = sum(cache.get_mask_sizes(kwargs["inputs_embeds"].shape[1], 0))
         return nn.functional.pad(attention_mask, (0, max(0, slots - attention_mask.shape[1])))
 

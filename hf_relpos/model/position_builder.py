@@ -9,6 +9,7 @@ from .position_documents import counts_tokens
 from .position_documents import whole_numbers
 from .positions import Positions
 from .positions import known
+from .sliding_cache import drop_keys
 
 
 def as_visible(attention_mask: torch.Tensor) -> torch.Tensor:
@@ -39,11 +40,20 @@ def key_mask(attention_mask: torch.Tensor | None, length: int | torch.Tensor, sl
 
 
 def padding_between(valid: torch.Tensor) -> torch.Tensor | None:
-    """Padding between a row's first token and each key, `(batch, key)`, from `valid (batch, key)`; None when no token follows any."""
+    """Return the padding that stands between a row's first token and each key and is over there; None when there is none.
+
+    Padding is numbered on from the token before it, and the token behind it is too: so nothing depends on what follows, nor on other
+    rows, and padding behind the last token leaves distances as they are.
+
+    Args:
+        valid: `(batch, key)`, False for padding.
+
+    Returns:
+        `(batch, key)`.
+    """
     between = (~valid & (valid.cumsum(-1) > 0)).cumsum(-1)
-    if known(between[valid].any()) is False:
-        return None
-    return between
+    gaps = torch.where(valid, between, 0).cummax(-1).values
+    return None if known(gaps.any()) is False else gaps
 
 
 def build_positions(
@@ -75,7 +85,7 @@ def build_positions(
         memory_slots: number of memory slots.
 
     Raises:
-        ValueError: a mask or position_ids of a length that fits neither the tokens nor the keys, or numbers without a meaning.
+        ValueError: a mask or position_ids of a length that fits neither the tokens nor the keys, or a cache that lacks keys.
     """
     sequence, device = shape[1], like.device
     past, keys, offset = cached if cached is not None else (memory_slots, memory_slots + sequence, 0)
@@ -89,7 +99,7 @@ def build_positions(
         key_valid = _behind_memory(torch.ones_like(in_document) > 0 if valid is None else valid, memory_length, memory_slots)
     gaps = None if valid is None or key_valid is None else padding_between(key_valid)
     if offset and key_valid is not None:
-        key_valid, gaps = key_valid[:, offset:], None if gaps is None else gaps[:, offset:]
+        key_valid, gaps = drop_keys(key_valid, gaps, slice(past, past + sequence), offset, window)
     key = torch.arange(keys, device=device)[None] + offset - (0 if gaps is None else gaps)
     query = key.index_select(1, own := torch.arange(sequence, device=device) + start)
     counted = position_ids is None

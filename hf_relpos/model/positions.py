@@ -53,7 +53,8 @@ class Positions(Movable):
         key_valid: `(batch, key)` False for padding and unused memory slots; None when all are valid.
         query_valid: `(batch, query)` False for padding among the queries; None when there is none.
         query_document, key_document: `(batch, query)` and `(batch, key)` number of the document; None when there is one.
-        gaps: `(batch, key)` padding that stands between a row's first token and each key; None when tokens are contiguous.
+        gaps: `(batch, key)` padding that stands between a row's first token and each key and is over there; None when tokens are
+            contiguous.
         given_mask: `(batch|1, 1, query, key)` a mask made by the caller, which then replaces all of the above.
         token_types: `(batch, key)` the segment of each key, in an encoder whose scheme has terms for it; None else.
         query_types: `(batch, query)` the segment of each query, likewise.
