@@ -7,6 +7,7 @@ A scheme describes its score terms; here they become the `position_bias` that tr
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from typing import cast
 
 import torch
 from torch import nn
@@ -175,7 +176,8 @@ class RelPosAttention(nn.Module):
             scheme: the `call` of the layer's scheme.
             tables: over the distances of the pass.
         """
-        owner: Any = getattr(scheme, "__self__", scheme)  # whose weights tell whether tables are still true
+        # Whose weights tell whether tables are still true; a tracing compiler finds no `__self__` by `getattr` with a default.
+        owner: Any = scheme if isinstance(scheme, nn.Module) else cast(Any, scheme).__self__
         project = partial(self._project_elsewhere, tables.positions.query.device)
         projections = LayerProjections(self.layer_idx, partial(project, self.q_proj), partial(project, self.k_proj))
 
