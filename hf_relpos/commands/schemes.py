@@ -227,7 +227,7 @@ def index() -> str:
 ([combinations](combinations.md)). A scheme's own parameters go into `position_parameters`. Parameters are counted in the
 default model: {config.num_hidden_layers} layers, width {config.hidden_size}, {config.num_attention_heads} heads.
 
-{table("", tuple(facts("nope")))}"""
+{table("", tuple(facts(next(iter(SCHEMES)))))}"""
 
 
 def draw(name: str, path: Path) -> None:
