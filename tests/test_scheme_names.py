@@ -54,7 +54,9 @@ def named(text: str) -> list[str]:
     parts = text.split("+")
     if set(parts) <= SCHEMES.keys():
         return parts
-    unmistakable = "|".join(name for name in SCHEMES if name not in ("music", "fire", "cope", "nope", "t5", "sandwich", "sinusoidal"))
+    unmistakable = "|".join(
+        name for name in SCHEMES if name not in ("music", "fire", "cope", "nope", "t5", "sandwich", "sinusoidal")
+    )
     return re.findall(rf"(?<![\w-])({unmistakable})(?![\w-])", text)
 
 
@@ -71,7 +73,7 @@ def test_no_name_of_a_scheme_outside_the_registry(path: pathlib.Path) -> None:
         'kind = SCHEMES["nope"]',
         'scheme_class(f"rope+{name}")',
         'raise ValueError(f"xpos scales {span} positions")',
-        'raise ValueError("position_scheme \'xlnet\' is refused")',
+        "raise ValueError(\"position_scheme 'xlnet' is refused\")",
         'NAMES = {"absolute": "learned_absolute"}',
     ],
 )

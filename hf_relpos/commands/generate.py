@@ -49,5 +49,6 @@ def load_causal_model(folder: str) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(folder)
     except SafetensorError as error:
         raise ValueError(f"the weights in {folder} are damaged: {error}") from error
+    movable: Any = model
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return model if accelerator is None else model.to(accelerator)
+    return model if accelerator is None else movable.to(accelerator)

@@ -49,7 +49,7 @@ class RelPosTokenizer(PreTrainedTokenizerFast):
         table = found["offset_mapping"] if batched or "overflow_to_sample_mapping" in found else [found["offset_mapping"]]
         for number, (sample, offsets) in enumerate(zip(samples, table, strict=True)):
             row = rows[sample]
-            sides = (row, None) if isinstance(row[0], str) else row
+            sides: Any = (row, None) if isinstance(row[0], str) else row
             for token, (word, side) in enumerate(zip(found.word_ids(number), found.sequence_ids(number), strict=True)):
                 if word and side is not None and _lacks_space(sides[side][word]):
                     offsets[token] = tuple(max(0, place - 1) for place in offsets[token])

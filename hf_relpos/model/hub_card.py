@@ -47,8 +47,10 @@ def complete_folder(model: Any, folder: Path, repo_id: str) -> None:
         card = write_card(model, repo_id)
     else:
         return
-    added = [tag for tag in (found.data.tags if found is not None else None) or [] if tag not in (card.data.tags or [])]
-    card.data.tags = [*(card.data.tags or []), *added]
+    data: Any = card.data
+    before: Any = None if found is None else found.data
+    own = list(data.tags or [])
+    data.tags = own + [tag for tag in (before and before.tags) or [] if tag not in own]
     card.save(folder / CARD)
 
 

@@ -57,13 +57,17 @@ class SegmentMemory(NamedTuple):
         return SegmentMemory(torch.cat([empty, self.hidden], 2), self.length)
 
 
+def _parts_by_name(memory: Any) -> tuple[Any, None]:
+    return [(GetAttrKey(name), getattr(memory, name)) for name in memory._fields], None
+
+
 # Named tuples can be traced without this, but not be saved with an exported program.
 register_pytree_node(
     SegmentMemory,
     lambda memory: (list(memory), None),
     lambda parts, _: SegmentMemory(*parts),
     serialized_type_name=f"{SegmentMemory.__module__}.{SegmentMemory.__qualname__}",
-    flatten_with_keys_fn=lambda memory: ([(GetAttrKey(name), getattr(memory, name)) for name in memory._fields], None),
+    flatten_with_keys_fn=_parts_by_name,
 )
 
 torch.serialization.add_safe_globals([SegmentMemory])  # `torch.load` reads a saved memory with its defaults

@@ -152,7 +152,9 @@ class CheckedTrainer(Trainer):
         self.create_model_card(model_name=str(self.hub_model_id).split("/")[-1], **kwargs)
         self._finish_current_push()
         options = {"token": token or self.args.hub_token, "revision": revision or self.args.hub_revision}
-        return publish(self.args.output_dir, str(self.hub_model_id), commit_message, run_as_future=not blocking, **options)
+        return publish(
+            str(self.args.output_dir), str(self.hub_model_id), commit_message, run_as_future=not blocking, **options
+        )
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.args.hub_strategy != HubStrategy.EVERY_SAVE:  # "checkpoint" and "all_checkpoints" ask for all there is
