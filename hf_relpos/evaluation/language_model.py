@@ -65,7 +65,8 @@ def position_bound(config: PreTrainedConfig) -> int | None:
 
 
 @contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Turn dropout and gradients off for a while."""
     was_training = model.training
     model.eval()
     try:
@@ -87,7 +88,7 @@ def perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts
         texts: texts with at least one token each.
     """
     found = []
-    with _evaluating(model):
+    with evaluating(model):
         for text in texts:
             tokens = torch.tensor([start_token_id(tokenizer), *_encode(tokenizer, text)])
             window = position_bound(model.config) or len(tokens)
@@ -120,7 +121,7 @@ def evaluate_windows(
     """
     if not 1 <= stride <= window:
         raise ValueError(f"stride={stride} must be at least 1 and at most window={window}")
-    with _evaluating(model):
+    with evaluating(model):
         rows = [
             _score_windows(model, inputs, targets, window, stride, batch_size)
             for inputs, targets in _inputs_and_targets(tokenizer, texts)
@@ -153,7 +154,7 @@ def evaluate_stream(
     if segment_len < 1 or batch_size < 1:
         raise ValueError(f"segment_len={segment_len} and batch_size={batch_size} must be at least 1")
     documents = sorted(_inputs_and_targets(tokenizer, texts), key=lambda document: len(document[0]), reverse=True)
-    with _evaluating(model):
+    with evaluating(model):
         rows = [
             _score_streams(model, documents[first : first + batch_size], segment_len)
             for first in range(0, len(documents), batch_size)

@@ -62,14 +62,14 @@ def count_row_bytes(
         returned = _decode(tokenizer, ids)
         if returned != text:
             changed, shown = changed + 1, shown or _difference(text, returned)
-        count += len(text.encode()) if len(ids) <= left else _bytes_spelled(tokenizer, ids, int(left), text)
+        count += len(text.encode()) if len(ids) <= left else bytes_spelled(tokenizer, ids, int(left), text)
         left -= len(ids)
     if changed:
         return TextBytes(None, f"the tokenizer does not give the text back ({changed} documents, first {shown})")
     return TextBytes(count)
 
 
-def _bytes_spelled(tokenizer: PreTrainedTokenizerBase, ids: list[int], kept: int, text: str) -> int:
+def bytes_spelled(tokenizer: PreTrainedTokenizerBase, ids: list[int], kept: int, text: str) -> int:
     """Return the bytes of the beginning of a text that its first tokens spell.
 
     Tokens of a byte-level vocabulary have a character for each byte. Of any other, a character that is not whole is not counted.
