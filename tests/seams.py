@@ -266,8 +266,8 @@ def update_by_trainer(model: Any, data: Inputs, folder: str, **arguments: Any) -
     return {name: weight.detach() - before[name] for name, weight in model.named_parameters()}
 
 
-def losses(cell: Cell) -> Any:
-    """Yield each loss of a head: its name, a model in training mode, and four rows with labels."""
+def losses(cell: Cell, **more: Any) -> Any:
+    """Yield each loss of a head: its name, a model in training mode, which may have `more` fields, and four rows with labels."""
     for name, (fields, labels) in cell.head.losses.items():
         data = cell.document(rows=4)
-        yield name, cell.model(**fields).train(), {**data, **labels(data)}
+        yield name, cell.model(**fields, **more).train(), {**data, **labels(data)}

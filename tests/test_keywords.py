@@ -42,7 +42,7 @@ def test_names_are_those_of_all_forwards() -> None:
     kinds = [getattr(hf_relpos, name) for name in hf_relpos.__all__ if name.startswith("RelPos") and "Config" not in name]
     named = {name for kind in kinds for name in inspect.signature(kind.forward).parameters}
     assert named - NAMES == {"self", "kwargs", "num_items_in_batch"}
-    assert NAMES - named == {"past_key_values", "encoder_hidden_states", "encoder_attention_mask"}
+    assert NAMES - named == {"past_key_values", "shift_labels", "encoder_hidden_states", "encoder_attention_mask"}
 
 
 @pytest.mark.parametrize("model", [decoder, encoder, seq2seq], ids=lambda make: make.__name__)

@@ -95,6 +95,38 @@ def accumulation(cell: Cell, folder: pathlib.Path) -> None:
         close(found, wanted, **LOSS)
 
 
+def evaluated(cell: Cell, folder: pathlib.Path) -> None:
+    """Trainer, whose last batch is smaller, finds the loss of all rows, and predicts answers and nothing else, memory or not."""
+    for memory in ({}, {"mem_len": 4})[: 1 + hasattr(cell.config(), "mem_len")]:
+        for _, model, data in seams.losses(cell, **memory):
+            check_evaluation(model.eval(), data, seams.answers(model, data), str(folder))
+
+
+def check_evaluation(model: Any, data: seams.Inputs, wanted: seams.Inputs, folder: str) -> None:
+    """Compare what Trainer finds for four rows, three a batch, with plain calls, whose answers are given."""
+    seen: list[Any] = []
+    arguments = {"per_device_eval_batch_size": 3, "include_for_metrics": ["loss"]}
+    trainer = seams.trainer_of(model, folder, eval_dataset=seams.rows_of(data), **arguments)
+    trainer.compute_metrics = lambda prediction: seen.append(prediction) or {"rows": len(prediction.losses)}
+    parts = [{name: value[rows] for name, value in data.items()} for rows in (slice(3), slice(3, 4))]
+    with torch.no_grad():
+        mean = sum(rows * float(model(**part).loss) for rows, part in zip((3, 1), parts, strict=True)) / 4
+    metrics = trainer.evaluate()
+    close(metrics["eval_loss"], mean, **LOSS)
+    assert metrics["eval_rows"] == 4
+    result = trainer.predict(trainer.eval_dataset)
+    labels = [value for name, value in data.items() if "label" in name or name in ("start_positions", "end_positions")]
+    for found in (seen[0], result):
+        close([torch.tensor(value) for value in as_tuple(found.label_ids)], labels)
+        close([torch.tensor(value) for value in as_tuple(found.predictions)], list(wanted.values()))
+    trainer.compute_metrics = None  # then the loss alone is computed
+    close(trainer.evaluate()["eval_loss"], mean, **LOSS)
+
+
+def as_tuple(values: Any) -> tuple[Any, ...]:
+    return values if isinstance(values, tuple) else (values,)
+
+
 def packed(cell: Cell, folder: pathlib.Path) -> None:
     """Documents in one row, told apart by positions that begin anew, are answered as each is alone."""
     model, documents = cell.model(), [cell.document(length, seed=length) for length in (5, 7)]
@@ -282,6 +314,7 @@ def with_cache(cell: Cell) -> bool:
 SEAMS: dict[str, tuple[Callable[[Cell, pathlib.Path], None], Callable[[Cell], bool]]] = {
     "columns": (columns, lambda cell: True),
     "accumulation": (accumulation, with_loss),
+    "evaluated": (evaluated, lambda cell: with_loss(cell) and cell.kind == "rotary"),
     "packed": (packed, lambda cell: getattr(cell.config(), "position_ids_mark_documents", True)),
     "padding": (padding, lambda cell: True),
     "cached": (cached, with_cache),

@@ -308,7 +308,6 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
         logits_to_keep: int | torch.Tensor = 0,
         seq_idx: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
-        shift_labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> RelPosCausalLMOutput:
@@ -317,10 +316,12 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
         Args:
             labels: `(batch, sequence)` unshifted targets, -100 where there is none.
             logits_to_keep: number of last positions to compute logits for, or their indices; 0 for all.
-            shift_labels: `(batch, sequence)` targets aligned with the logits, so that the first token of the next segment can be
-                a target too; they take precedence over `labels`.
             num_items_in_batch: by what the sum of losses is divided; None for the number of targets in this batch.
+            kwargs: among them `shift_labels (batch, sequence)`, targets aligned with the logits, so that the first token of the
+                next segment can be a target too; they take precedence over `labels`. As in Llama they have no name of their own:
+                Trainer would wait for both kinds of labels, and evaluate without a loss where there is one kind.
         """
+        shift_labels = kwargs.pop("shift_labels", None)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
