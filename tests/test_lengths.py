@@ -20,7 +20,7 @@ from hf_relpos.data.tokenizers import build_byte_tokenizer
 from hf_relpos.evaluation.lengths import by_position
 from hf_relpos.evaluation.lengths import effective_context
 from hf_relpos.evaluation.lengths import length_report
-from hf_relpos.evaluation.lengths import take_windows
+from hf_relpos.evaluation.windows import take_windows
 
 TOKENIZER = build_byte_tokenizer()
 DOCUMENTS = Dataset.from_dict({"text": ["abcdé" * 40, "short", "0123456789" * 30]})
