@@ -1,14 +1,19 @@
 """The layout of blocks in lanes: nothing lost, nothing twice, everything in order."""
 
+import pickle
+
 import pytest
 import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
+from hf_relpos.data import tables
 from hf_relpos.data.lanes import LaneView
-from hf_relpos.data.lanes import Streams
 from hf_relpos.data.packing import IGNORED
 from hf_relpos.data.packing import cut_blocks
+from hf_relpos.data.packing import pack
+from hf_relpos.data.streams import Streams
+from hf_relpos.data.tokenizers import build_byte_tokenizer
 
 
 def documents(*lengths):
@@ -142,7 +147,7 @@ def test_short_lanes_are_padded_with_nothing_to_learn():
 def test_a_fixed_number_of_streams_cuts_tokens_not_blocks():
     for block_size in (3, 5, 16):
         streams = Streams(table(30, block_size=block_size, padding=0), count=4)
-        assert [(span.start, span.stop) for span in streams.spans] == [(0, 7), (7, 15), (15, 22), (22, 30)]
+        assert streams.bounds.tolist() == [0, 7, 15, 22, 30]
         view = streams.lanes(4)
         assert sum(int((view[item]["shift_labels"] != IGNORED).sum()) for item in range(len(view))) == 30
         assert all(view[row]["reset_mask"][0] == 1 for row in range(4))
@@ -158,3 +163,13 @@ def test_a_table_without_marks_is_one_text():
     streams = Streams([{"input_ids": [4 * row, 4 * row + 1, 4 * row + 2, 4 * row + 3]} for row in range(3)])
     assert len(streams) == 1
     assert read(streams.lanes(1), 1) == [list(range(12))]
+
+
+def test_streams_of_a_table_on_disk_hold_none_of_its_tokens(tmp_path, monkeypatch):
+    """What a worker process is handed is as long for ten times the text."""
+    monkeypatch.setattr(tables, "_cache_folder", lambda: tmp_path)
+    sizes = []
+    for repeats in (1_000, 10_000):
+        blocks = pack(Dataset.from_dict({"text": ["0123456789" * repeats]}), build_byte_tokenizer(), 256, keep_tail=True)
+        sizes.append(len(pickle.dumps(Streams(blocks).lanes(4))))
+    assert sizes[1] < sizes[0] + 8 * len(blocks) + 500

@@ -8,14 +8,12 @@ A block table is anything with a length whose rows are dicts with `input_ids` of
 `reset_mask` are filled in.
 """
 
-import heapq
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 from torch.utils.data import IterableDataset
-from torch.utils.data import StackDataset
 
 from hf_relpos.data.packing import IGNORED
 
@@ -78,61 +76,6 @@ class LaneView(Dataset):
         return {name: values[: self.block_size] for name, values in add_targets(block).items()}
 
 
-class Streams:
-    """The texts of a block table, each to be read from its beginning without memory: what is evaluated.
-
-    Tokens are laid out anew, without padding between texts, so that no number depends on how the table was cut.
-
-    Args:
-        blocks: the block table, in the order of the text; padding is left out.
-        count: cut the text into this many equal streams; by default each document is one (`reset_mask` marks their
-            first tokens), and a table without `reset_mask` is one text.
-    """
-
-    def __init__(self, blocks: Any, count: int | None = None) -> None:
-        rows = [read_row(blocks, index) for index in range(len(blocks))]
-        if not rows:
-            raise ValueError("there is nothing to evaluate: the block table is empty")
-        self.block_size = len(rows[0]["input_ids"])
-        columns = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-        kept = columns.pop("attention_mask", torch.ones_like(columns["input_ids"])) > 0
-        self.columns = add_targets({name: values[kept] for name, values in columns.items()})
-        tokens = len(self.columns["input_ids"])
-        if count is None:
-            starts = self.columns["reset_mask"].nonzero()[:, 0].tolist()
-            starts = starts if starts[:1] == [0] else [0, *starts]
-        elif 1 <= count <= tokens:
-            starts = [tokens * stream // count for stream in range(count)]
-        else:
-            raise ValueError(f"{count} streams cannot be cut from {tokens} tokens")
-        self.columns["reset_mask"][starts] = 1
-        self.spans = [range(start, end) for start, end in zip(starts, [*starts[1:], tokens], strict=True)]
-
-    def __len__(self) -> int:
-        return len(self.spans)
-
-    def lanes(self, rows: int) -> LaneView:
-        """Lay the streams out, the longest first to the least loaded lane; the ends of short lanes are padded."""
-        lanes: list[list[torch.Tensor]] = [[] for _ in range(rows)]
-        loads = [(0, row) for row in range(rows)]
-        for span in sorted(self.spans, key=len, reverse=True):
-            load, row = heapq.heappop(loads)
-            lanes[row].append(torch.arange(span.start, span.stop))
-            heapq.heappush(loads, (load + len(span), row))
-        steps = -(-max(load for load, _ in loads) // self.block_size)
-        place = torch.full((rows, steps * self.block_size), -1)
-        for row, spans in enumerate(lanes):
-            order = torch.cat([*spans, place.new_empty(0)])
-            place[row, : len(order)] = order
-        place = place.view(-1, self.block_size)
-        table: dict[str, Any] = {
-            name: values[place].masked_fill(place < 0, _filler(name)) for name, values in self.columns.items()
-        }
-        if (place < 0).any():
-            table["attention_mask"] = (place >= 0).long()
-        return LaneView(StackDataset(**table), rows)
-
-
 def read_row(blocks: Any, index: int) -> Columns:
     """Return a row of a block table as new integer tensors `(block_size,)`, without entries that are no sequence of numbers."""
     given = blocks[index]
@@ -165,7 +108,3 @@ def add_targets(columns: Columns) -> Columns:
     following = labels[1:].masked_fill(reset[1:] > 0, IGNORED)
     shifted = torch.cat([following, following.new_full((1,), IGNORED)])
     return {"labels": labels, "reset_mask": reset, "shift_labels": shifted} | columns
-
-
-def _filler(name: str) -> int:
-    return IGNORED if "labels" in name else 0

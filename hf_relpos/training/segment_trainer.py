@@ -19,7 +19,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from transformers.trainer_utils import denumpify_detensorize
 
 from hf_relpos.data.lanes import LaneView
-from hf_relpos.data.lanes import Streams
+from hf_relpos.data.streams import Streams
 from hf_relpos.evaluation.language_model import language_model_metrics
 from hf_relpos.evaluation.language_model import score_rows
 from hf_relpos.model.segment_memory import SegmentMemory
