@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from hf_relpos.data import packing
 from hf_relpos.data.packing import IGNORED
 from hf_relpos.data.packing import MaskingCollator
 from hf_relpos.data.packing import cut_blocks
@@ -224,7 +225,7 @@ def test_masking_keeps_the_other_columns_and_spares_special_tokens():
     assert not chosen[original >= 256].any()
 
 
-def test_evaluation_asks_for_the_same_tokens_every_time():
+def test_evaluation_asks_for_the_same_tokens_every_time(monkeypatch):
     blocks = pack(Dataset.from_dict({"text": ["abcdefg" * 30]}), TOKENIZER, 32, keep_tail=True)
     collator = MaskingCollator(TOKENIZER, seed=3)
     first, second = mask_once(blocks, collator), mask_once(blocks, MaskingCollator(TOKENIZER, seed=3))
@@ -232,5 +233,10 @@ def test_evaluation_asks_for_the_same_tokens_every_time():
     again = collator(list(first))
     assert np.array_equal(again["input_ids"], first["input_ids"][:])
     assert np.array_equal(again["labels"], first["labels"][:])
+    monkeypatch.setattr(packing, "MASKED", 64)  # two blocks at a time
+    parts = mask_once(blocks, MaskingCollator(TOKENIZER, seed=4))
+    assert len(parts) == len(blocks) and parts.cache_files
+    asked = parts["labels"][:] != IGNORED
+    assert asked.any() and (parts["labels"][:][asked] == blocks["labels"][:][asked]).all()
     with pytest.raises(ValueError, match="too short: none of its tokens was masked"):
         mask_once(blocks, MaskingCollator(TOKENIZER, mlm_probability=0.0, seed=0))

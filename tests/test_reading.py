@@ -21,6 +21,7 @@ from hf_relpos.data.sources import describe_documents
 from hf_relpos.data.sources import describe_text
 from hf_relpos.data.sources import load_documents
 from hf_relpos.data.sources import load_files
+from hf_relpos.data.tables import shuffle_documents
 from hf_relpos.training.arguments import DataArguments
 
 TEXTS = ["first text", "second: é, \u2028 and \U0001f600", 'a "quoted" word']
@@ -194,6 +195,16 @@ def test_a_long_document_is_cut_into_rows_that_make_it_up(tmp_path, monkeypatch)
     described = describe_documents(both)
     assert (described["documents"], described["bytes"]) == (3, 2 * len(text.encode()) + 5)
     assert load_files([str(tmp_path / "b.jsonl")]).column_names == ["text", "continues"]
+
+
+def test_the_rows_of_a_long_document_stay_together_when_documents_are_shuffled():
+    rows = [(f"{document} {row}", row > 0) for document in range(20) for row in range(1 + document % 3)]
+    table = Dataset.from_dict({"text": [text for text, _ in rows], "continues": [more for _, more in rows]})
+    shuffled = list(zip(*(shuffle_documents(table, seed=1)[name] for name in table.column_names), strict=True))
+    assert sorted(shuffled) == sorted(rows) and shuffled != rows
+    assert all(rows[rows.index(row) - 1] == shuffled[place - 1] for place, row in enumerate(shuffled) if row[1])
+    whole = table.filter(lambda more: not more, input_columns="continues").remove_columns("continues")
+    assert shuffle_documents(whole, seed=1)["text"][:] == whole.shuffle(seed=1)["text"][:]
 
 
 # ---- the share for validation

@@ -4,12 +4,15 @@ import subprocess
 import sys
 
 import pytest
+from datasets import Dataset
 from hypothesis import example
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from hf_relpos.data import tables
+from hf_relpos.data import tokenizers as data_tokenizers
 from hf_relpos.data.tokenizers import build_byte_tokenizer
 from hf_relpos.data.tokenizers import end_token_id
 from hf_relpos.data.tokenizers import load_tokenizer
@@ -59,6 +62,15 @@ def test_bpe_has_the_size_asked_for_and_is_deterministic():
     assert len(BPE) == 280
     assert again.backend_tokenizer.to_str() == BPE.backend_tokenizer.to_str()
     assert len(BPE(TEXTS[0])["input_ids"]) < len(TEXTS[0])
+
+
+def test_a_bpe_is_learned_from_a_table_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(tables, "_cache_folder", lambda: tmp_path)
+    table = Dataset.from_dict({"text": list(TEXTS)})
+    for _ in range(2):
+        learned = train_bpe_tokenizer(table, 280)
+        assert learned.backend_tokenizer.to_str() == BPE.backend_tokenizer.to_str()
+        monkeypatch.setattr(data_tokenizers, "_learn_bpe", None)
 
 
 def test_too_small_a_vocabulary_is_refused():

@@ -1,5 +1,6 @@
 """Text for validation, set apart from the training text by its share of the bytes."""
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def hold_out(documents: Dataset, percentage: float) -> tuple[Dataset, Dataset]:
 
 def _measure(documents: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Return the bytes of each row, and the rows in which documents begin."""
-    sizes, starts = [], []
+    sizes, starts = array("q"), array("q")
     for number, row in enumerate(read_rows(documents)):
         sizes.append(len(row["text"].encode()))
         if not row.get("continues"):

@@ -31,6 +31,8 @@ from hf_relpos.data.tokenizing import tokenize_rows
 from hf_relpos.data.tokenizing import tokenizer_key
 
 IGNORED = -100
+# Tokens that are masked at a time.
+MASKED = 1 << 22
 Columns = dict[str, np.ndarray]
 
 
@@ -186,8 +188,21 @@ def without_targets(blocks: Any) -> Any:
 
 
 def mask_once(blocks: Dataset, collator: MaskingCollator) -> Dataset:
-    """Blocks for its evaluation: masked here, so that every evaluation asks for the same tokens."""
-    batch = collator(list(without_targets(blocks)))
-    if not (batch["labels"] != IGNORED).any():
+    """Mask blocks for its evaluation, so that every evaluation asks for the same tokens, or take them from the cache."""
+    plain = without_targets(blocks)
+    rows = max(1, MASKED // len(plain[0]["input_ids"]))
+    key = [plain._fingerprint, tokenizer_key(collator.tokenizer), collator.mlm_probability, collator.seed]
+    names = dict.fromkeys([*plain.column_names, "labels"])
+    schema = pa.schema({name: pa.list_(pa.int32() if name in ("input_ids", "labels") else pa.int8()) for name in names})
+
+    def batches(facts: dict[str, int]) -> Iterator[pa.RecordBatch]:
+        facts["masked"] = 0
+        for start in range(0, len(plain), rows):
+            batch = collator(list(plain.select(range(start, min(start + rows, len(plain))))))
+            facts["masked"] += int((batch["labels"] != IGNORED).sum())
+            yield pa.record_batch([_lists(batch[field.name].numpy(), field.type) for field in schema], schema=schema)
+
+    masked, facts = cached_table("masked", key, schema, batches)
+    if not facts["masked"]:
         raise ValueError(f"the text for evaluation is too short: none of its tokens was masked ({len(blocks)} blocks)")
-    return Dataset.from_dict({name: values.numpy() for name, values in batch.items()}).with_format("torch")
+    return masked.with_format("torch")

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 from datasets.config import HF_DATASETS_CACHE
@@ -99,6 +100,16 @@ def read_rows(table: Dataset) -> Iterator[dict[str, Any]]:
             release_pages(table)
             seen = 0
     release_pages(table)
+
+
+def shuffle_documents(table: Dataset, seed: int) -> Dataset:
+    """Shuffle documents; the rows of a long one (`continues`) stay together and in order."""
+    if "continues" not in table.column_names:
+        return table.shuffle(seed=seed)
+    begins = ~np.fromiter((row["continues"] for row in read_rows(table.select_columns("continues"))), bool, len(table))
+    document = np.cumsum(begins) - 1
+    place = np.random.default_rng(seed).permutation(document[-1] + 1)
+    return table.select(np.argsort(place[document], kind="stable"))
 
 
 def release_pages(table: Dataset) -> None:

@@ -8,6 +8,8 @@ are given as a pair.
 from collections.abc import Iterable
 from typing import Any
 
+import tokenizers
+from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers import decoders
 from tokenizers import models
@@ -19,6 +21,9 @@ from transformers import BatchEncoding
 from transformers import PreTrainedTokenizerBase
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from hf_relpos.data.tables import cached_facts
+from hf_relpos.data.tables import read_rows
 
 END_OF_TEXT, PAD, MASK = SPECIAL_TOKENS = ("<|endoftext|>", "<pad>", "<mask>")
 
@@ -76,11 +81,11 @@ def build_byte_tokenizer() -> PreTrainedTokenizerFast:
     return _wrap(backend)
 
 
-def train_bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learn a byte-level BPE.
+def train_bpe_tokenizer(texts: Iterable[str] | Dataset, vocab_size: int) -> PreTrainedTokenizerFast:
+    """Learn a byte-level BPE; from a table of documents once, then it is taken from the cache of `datasets`.
 
     Args:
-        texts: the training documents.
+        texts: the training documents, or a table whose column `text` holds them.
         vocab_size: the whole vocabulary, with the 256 bytes and the special tokens; a short text may give less.
 
     Returns:
@@ -89,6 +94,13 @@ def train_bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedToke
     smallest = 256 + len(SPECIAL_TOKENS)
     if vocab_size < smallest:
         raise ValueError(f"vocab_size={vocab_size} is too small for a BPE: bytes and special tokens need {smallest}")
+    if not isinstance(texts, Dataset):
+        return _wrap(_learn_bpe(texts, vocab_size))
+    rows, key = (row["text"] for row in read_rows(texts)), [texts._fingerprint, vocab_size, tokenizers.__version__]
+    return _wrap(Tokenizer.from_str(cached_facts("bpe", key, lambda: {"bpe": _learn_bpe(rows, vocab_size).to_str()})["bpe"]))
+
+
+def _learn_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -98,10 +110,10 @@ def train_bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedToke
         show_progress=True,
     )
     backend.train_from_iterator(texts, trainer)
-    return _wrap(backend)
+    return backend
 
 
-def load_tokenizer(name: str, texts: Iterable[str] = (), vocab_size: int = 4096) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str, texts: Iterable[str] | Dataset = (), vocab_size: int = 4096) -> PreTrainedTokenizerBase:
     """Build or load a tokenizer.
 
     Args:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase
 from transformers import set_seed
 
+from hf_relpos.data.tables import read_rows
 from hf_relpos.data.tokenizers import start_token_id
 from hf_relpos.evaluation.language_model import position_bound
 
@@ -31,9 +32,11 @@ ROWS = {
 
 def compressed_bits_per_byte(documents: Dataset) -> dict[str, float]:
     """Return the bits per byte of `gzip -9` and `xz -9` for the same text; nothing for a text of more than 32 MiB."""
-    text = "".join(documents["text"]).encode()
-    if len(text) > COMPRESSED_AT_MOST:
-        return {}
+    text = bytearray()
+    for row in read_rows(documents):
+        text += row["text"].encode()
+        if len(text) > COMPRESSED_AT_MOST:
+            return {}
     sizes = {"gzip": len(gzip.compress(text, 9)), "xz": len(lzma.compress(text, preset=9))}
     return {name: 8 * size / len(text) for name, size in sizes.items()}
 

@@ -19,6 +19,7 @@ from hf_relpos.data.packing import without_targets
 from hf_relpos.data.sources import Documents
 from hf_relpos.data.sources import describe_source
 from hf_relpos.data.sources import load_documents
+from hf_relpos.data.tables import shuffle_documents
 from hf_relpos.data.tokenizers import load_tokenizer
 from hf_relpos.evaluation.text_bytes import count_bytes
 from hf_relpos.training.arguments import DataArguments
@@ -65,10 +66,10 @@ def choose_tokenizer(arguments: ModelArguments, data: DataArguments, documents: 
     name = data.tokenizer_name or "byte"
     if arguments.model_name_or_path and name in ("byte", "bpe"):
         name = arguments.model_name_or_path
-    train: Any = documents.train
+    train: Any = documents.train or ()
     if isinstance(train, IterableDataset):
-        train = train.take(STREAMED_VOCABULARY)
-    return load_tokenizer(name, (row["text"] for row in train or ()), data.vocab_size)
+        train = (row["text"] for row in train.take(STREAMED_VOCABULARY))
+    return load_tokenizer(name, train, data.vocab_size)
 
 
 def masking(tokenizer: PreTrainedTokenizerBase, data: DataArguments, seed: int | None = None) -> MaskingCollator:
@@ -90,7 +91,7 @@ def training_blocks(
     else:
         if getattr(model.config, "mem_len", 0):
             # Lanes keep the order within documents; neighbours, often alike, need not be read at the same time.
-            documents = documents.shuffle(seed=seed)
+            documents = shuffle_documents(documents, seed)
         try:
             blocks = pack(documents, tokenizer, block_size, num_proc=data.preprocessing_num_workers)
         except ValueError as error:
