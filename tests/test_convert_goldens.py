@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from goldens import assert_gradients
-from goldens import assert_outputs
-from goldens import case_names
-from goldens import golden
-from goldens import memories
+from golden_reader import assert_gradients
+from golden_reader import assert_outputs
+from golden_reader import case_names
+from golden_reader import golden
+from golden_reader import memories
 
 import hf_relpos
 from hf_relpos import SegmentMemory
@@ -37,9 +37,9 @@ def losses_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name, case", case_names("kimi_attn0_postln"))
 def test_the_original_transformer_xl(name: str, case: str) -> None:
     """Three segments of the paper's own code: hidden states, losses, memories, gradients."""
-    reader = golden(name)
+    reader = golden(name, case)
     settings = reader.meta["cases"][case]["config"]
-    given = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True).items()}
+    given = {key: weight.requires_grad_() for key, weight in reader.weights().items()}
     model, weights, report = differentiable("transfo-xl", settings, given)
     assert report.unused.keys() == {"pos_emb.inv_freq"} and not report.missing
     inputs, memory, held = reader.inputs(case), None, 0
@@ -59,9 +59,9 @@ def test_the_original_transformer_xl(name: str, case: str) -> None:
 @pytest.mark.parametrize("name, case", case_names(*OLD))
 def test_transformer_xl_of_old_transformers(name: str, case: str) -> None:
     """The same, and log-probabilities, with plain and adaptive embeddings; it began with zeros that it attended to."""
-    reader = golden(name)
+    reader = golden(name, case)
     settings = {**reader.meta["config_base"], **reader.meta["cases"][case]["config"]}
-    given = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True).items()}
+    given = {key: weight.requires_grad_() for key, weight in reader.weights().items()}
     model, weights, report = differentiable("transfo-xl", settings, given)
     assert report.unused.keys() == {"transformer.pos_emb.inv_freq"} and any("mem_len" in note for note in report.notes)
     inputs, slots = reader.inputs(case), settings["mem_len"]
@@ -90,8 +90,8 @@ def test_transformer_xl_of_old_transformers(name: str, case: str) -> None:
 @pytest.mark.parametrize("name, case", case_names("bert_relative_key", "bert_relative_key_query_causal"))
 def test_bert_with_relative_positions(name: str, case: str) -> None:
     """Encoder and decoder of transformers 4.35, hidden states of each layer, probabilities and gradients."""
-    reader = golden(name)
-    given = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True).items()}
+    reader = golden(name, case)
+    given = {key: weight.requires_grad_() for key, weight in reader.weights().items()}
     model, weights, report = differentiable("bert", reader.meta["config"], given)
     assert report.unused.keys() == {"embeddings.position_embeddings.weight"}
     inputs = reader.inputs(case)
@@ -113,5 +113,7 @@ def test_bert_with_relative_positions(name: str, case: str) -> None:
     }
     assert_outputs(reader, case, outputs)
     assert_gradients(reader, case, outputs, given)
-    for mine, theirs in zip(found.attentions, reader.expect(case, fp64=True)["attentions"], strict=True):
+    for mine, theirs in zip(
+        found.attentions, (reader.outputs(case)[f"attentions/{index}"] for index in range(2)), strict=True
+    ):
         torch.testing.assert_close(mine * valid[:, None], theirs * valid[:, None], rtol=0, atol=1e-9)

@@ -1,13 +1,27 @@
-"""Attention layers, tables and masks against numbers made by other people's implementations, in float64."""
+"""Attention layers, tables and masks against numbers made by other implementations, in float64.
+
+Committed below `tests/goldens`, so that no clone and no CI skips them, and made by `tests/goldens/make.py`:
+
+- from transformers 4.35.2, the last with these models: `bert_relative_key`, `bert_relative_key_query_causal`,
+  `transfoxl_hf_div1`, `transfoxl_hf_adaptive_div2` (memories, clamped distances, the same length, adaptive softmax) and
+  `transfoxl_tables` (the shift of distances, masks behind a memory);
+- from transformers 5 and x-transformers: `distance_tables` (buckets of T5 and DeBERTa-v2, slopes of BLOOM, MPT and
+  x-transformers), `xt_rotary` (decoders with RoPE, with a memory, and with xPos);
+- from `reference_model.py`: `plain_references`, every row of the test matrix with all its parameters; they also hold where the
+  reference and the package would be changed together.
+
+All others (`shaw_separate_kv_k2`, `music_transformer_attn`, `kimi_attn0_postln`, `kerple`, `fire`, `cope_ram`, and more
+cases of the above) come from repositories that no package index has. They lie beside this one, and their tests skip without.
+"""
 
 from typing import Any
 
 import pytest
 import torch
-from goldens import assert_gradients
-from goldens import assert_outputs
-from goldens import case_names
-from goldens import golden
+from golden_reader import assert_gradients
+from golden_reader import assert_outputs
+from golden_reader import case_names
+from golden_reader import golden
 
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderModel
@@ -27,6 +41,10 @@ SIZES = {
     "num_attention_heads": 4,
     "intermediate_size": 64,
 }
+
+
+TABLES = ("distance_tables", "unit_tables")
+MEMORY_TABLES = {"transfoxl_tables": "shifted", "unit_tables": "kimi"}
 
 
 def layer_of(causal: bool, scheme: str, parameters: dict[str, Any]) -> tuple[Any, Any]:
@@ -55,14 +73,14 @@ def functional(
 @pytest.mark.parametrize("name, case", case_names("shaw_separate_kv_k2"))
 def test_shaw(name: str, case: str) -> None:
     """Separate tables for keys and values, in both directions, with padding, and causal."""
-    reader, causal = golden(name), case == "causal"
-    weights = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True).items()}
+    reader, causal = golden(name, case), case == "causal"
+    weights = {key: weight.requires_grad_() for key, weight in reader.weights().items()}
     layer, scheme = layer_of(causal, "shaw", {"max_distance": 2})
     rows = slice(0, 3 if causal else 5)  # a decoder's table ends at distance 0
     mapped = {f"attention.{part}_proj.{kind}": weights[f"fc_{part}.{kind}"] for part in "qkvo" for kind in ("weight", "bias")}
     for part in ("key", "value"):
         mapped[f"scheme.{part}_table"] = weights[f"relative_position_{part[0]}.embeddings_table"][rows]
-    inputs = reader.inputs(case, fp64=True)
+    inputs = reader.inputs(case)
     mask = inputs["keep"].bool().expand(2, 1, 12, 12) if "keep" in inputs else None
     outputs = {"output": functional(layer, scheme, mapped, causal, inputs["x"], mask)[0]}
     assert_outputs(reader, case, outputs)
@@ -76,63 +94,69 @@ def test_music(name: str, case: str) -> None:
         with pytest.raises(ValueError, match="refused for a bidirectional model"):
             RelPosEncoderConfig(position_scheme="music")
         return
-    reader = golden(name)
-    weights = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True, case=case).items()}
+    reader = golden(name, case)
+    weights = {key: weight.requires_grad_() for key, weight in reader.weights(case).items()}
     layer, scheme = layer_of(True, "music", {"max_distance": weights["Er"].shape[0], "share_heads": True})
     mapped = {f"attention.o_proj.{kind}": weights[f"out_proj.{kind}"] for kind in ("weight", "bias")}
     for kind in ("weight", "bias"):
         for part, piece in zip("qkv", weights[f"in_proj_{kind}"].chunk(3), strict=True):
             mapped[f"attention.{part}_proj.{kind}"] = piece
     mapped["scheme.table"] = weights["Er"][None]
-    states = reader.inputs(case, fp64=True)["x"].transpose(0, 1)
+    states = reader.inputs(case)["x"].transpose(0, 1)
     output, probabilities = functional(layer, scheme, mapped, True, states, None)
     outputs = {"output": output.transpose(0, 1), "attn_mean": probabilities.mean(1)}
     assert_outputs(reader, case, outputs)
     assert_gradients(reader, case, outputs, weights)
 
 
-def test_t5_buckets() -> None:
+@pytest.mark.parametrize("name", TABLES)
+def test_t5_buckets(name: str) -> None:
     """All distances up to 600, several sizes, as transformers and as x-transformers have them."""
-    reader = golden("unit_tables")
-    distance = reader.inputs("buckets")["rel_key_minus_query"]
-    wanted = {key: table for key, table in reader.expect_flat("buckets").items() if key.startswith(("t5_", "xt_"))}
+    reader = golden(name)
+    distance = reader.inputs("buckets")["rel_key_minus_query"].long()
+    wanted = {key: table for key, table in reader.outputs("buckets").items() if key.startswith(("t5_", "xt_"))}
     assert len(wanted) == 16
     for key, table in wanted.items():
         _, direction, buckets, furthest = key.split("_")
-        assert torch.equal(t5_bucket(distance, direction == "bi", int(buckets), int(furthest)), table), key
+        assert torch.equal(t5_bucket(distance, direction == "bi", int(buckets), int(furthest)), table.long()), key
 
 
-def test_deberta_buckets() -> None:
+@pytest.mark.parametrize("name", TABLES)
+def test_deberta_buckets(name: str) -> None:
     """All distances up to 600, several sizes, as DeBERTa-v2 has them."""
-    reader = golden("unit_tables")
-    distance = reader.inputs("buckets")["rel_key_minus_query"]
-    wanted = {key: table for key, table in reader.expect_flat("buckets").items() if key.startswith("deberta_")}
+    reader = golden(name)
+    distance = reader.inputs("buckets")["rel_key_minus_query"].long()
+    wanted = {key: table for key, table in reader.outputs("buckets").items() if key.startswith("deberta_")}
     assert len(wanted) == 4
     for key, table in wanted.items():
         _, buckets, furthest = key.split("_")
         assert torch.equal(deberta_bucket(distance, int(buckets), int(furthest)), table.long()), key
 
 
-def test_alibi_slopes() -> None:
+@pytest.mark.parametrize("name", TABLES)
+def test_alibi_slopes(name: str) -> None:
     """1 to 20 heads, as BLOOM, MPT and x-transformers have them."""
-    wanted = golden("unit_tables").expect_flat("slopes")
+    wanted = golden(name).outputs("slopes")
     assert len(wanted) == 60
     for key, slopes in wanted.items():
         torch.testing.assert_close(alibi_slopes(len(slopes)), slopes, rtol=1e-6, atol=0, msg=key)
 
 
-def test_relative_shift() -> None:
+@pytest.mark.parametrize("name", MEMORY_TABLES)
+def test_relative_shift(name: str) -> None:
     """Only the entries that a causal mask leaves: the others belong to nobody."""
-    reader = golden("unit_tables")
-    shifted, wanted = relative_shift(reader.inputs("rel_shift")["x"]), reader.expect_flat("rel_shift")["kimi"]
+    reader = golden(name)
+    shifted = relative_shift(reader.inputs("rel_shift")["x"])
+    wanted = reader.outputs("rel_shift")[MEMORY_TABLES[name]].double()
     seen = torch.ones_like(wanted).tril(wanted.shape[-1] - wanted.shape[-2]).bool()
     assert torch.equal(shifted[seen], wanted[seen]) and seen.sum() > seen.shape[0]
 
 
+@pytest.mark.parametrize("name", MEMORY_TABLES)
 @pytest.mark.parametrize("table", ["xl_causal_mask", "xl_same_length_mask"])
-def test_masks_behind_a_memory(table: str) -> None:
+def test_masks_behind_a_memory(name: str, table: str) -> None:
     """All of the memory, or as many keys as the memory is long (`same_length`), whatever the memory holds."""
-    wanted = golden("unit_tables").expect_flat(table)
+    wanted = golden(name).outputs(table)
     assert wanted
     for key, hidden in wanted.items():
         queries, held, *limit = (int(part.lstrip("qml")) for part in key.split("_"))
@@ -172,8 +196,8 @@ def bert_weights(weights: dict[str, torch.Tensor], entries: int) -> dict[str, to
 @pytest.mark.parametrize("name, case", case_names("bert_relative_key", "bert_relative_key_query_causal"))
 def test_bert(name: str, case: str) -> None:
     """`relative_key` is Shaw's vectors on keys; in a decoder with `relative_key_query` the keys meet them too."""
-    reader, causal = golden(name), name.endswith("causal")
-    weights = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True).items()}
+    reader, causal = golden(name, case), name.endswith("causal")
+    weights = {key: weight.requires_grad_() for key, weight in reader.weights().items()}
     kind, family = (RelPosDecoderConfig, RelPosDecoderModel) if causal else (RelPosEncoderConfig, RelPosEncoderModel)
     config = kind(
         **SIZES, norm_position="post", embedding_norm=True, type_vocab_size=2, layer_norm_eps=1e-12,
@@ -203,6 +227,6 @@ def test_bert(name: str, case: str) -> None:
     }
     assert_outputs(reader, case, outputs)
     assert_gradients(reader, case, outputs, weights)
-    wanted = reader.expect(case, fp64=True)["attentions"]
+    wanted = (reader.outputs(case)[f"attentions/{index}"] for index in range(2))
     for mine, theirs in zip(found.attentions, wanted, strict=True):
         torch.testing.assert_close(mine * valid[:, None], theirs * valid[:, None], rtol=0, atol=1e-9)

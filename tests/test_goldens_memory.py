@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from goldens import assert_gradients
-from goldens import assert_outputs
-from goldens import case_names
-from goldens import golden
-from goldens import memories
+from golden_reader import assert_gradients
+from golden_reader import assert_outputs
+from golden_reader import case_names
+from golden_reader import golden
+from golden_reader import memories
 
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderModel
@@ -69,9 +69,9 @@ def stream(
 @pytest.mark.parametrize("name, case", case_names("kimi_attn0_postln"))
 def test_the_original(name: str, case: str) -> None:
     """Three segments of the paper's own code, from an empty memory: hidden states, losses, memories, gradients."""
-    reader = golden(name)
+    reader = golden(name, case)
     settings = reader.meta["cases"][case]["config"]
-    weights = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True).items()}
+    weights = {key: weight.requires_grad_() for key, weight in reader.weights().items()}
     inputs = reader.inputs(case)
     segments = [ids.T for ids in inputs["data"]]
     outputs: dict[str, Any] = {}
@@ -93,9 +93,9 @@ def test_the_original(name: str, case: str) -> None:
 @pytest.mark.parametrize("name, case", case_names("transfoxl_hf_div1", "transfoxl_hf_div1_clamp"))
 def test_transformers_of_old(name: str, case: str) -> None:
     """TransfoXL of transformers 4.35: given no memory, it starts from zeros that are attended to, so here too."""
-    reader = golden(name)
+    reader = golden(name, case)
     settings = {**reader.meta["config_base"], **reader.meta["cases"][case]["config"]}
-    weights = {key: weight.requires_grad_() for key, weight in reader.weights(fp64=True).items()}
+    weights = {key: weight.requires_grad_() for key, weight in reader.weights().items()}
     embeddings = weights["transformer.word_emb.emb_layers.0.weight"]
     inputs, slots = reader.inputs(case), settings["mem_len"]
     held = 0 if "mems0" in inputs else slots

@@ -3,13 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-import goldens
+import golden_reader
 import pytest
 import torch
-from goldens import assert_gradients
-from goldens import assert_outputs
-from goldens import case_weights
-from goldens import golden
+from golden_reader import assert_gradients
+from golden_reader import assert_outputs
+from golden_reader import golden
 from plain_attention import terms_of
 from test_goldens import SIZES
 from test_goldens import functional
@@ -56,17 +55,14 @@ KERPLE = {
 @pytest.mark.parametrize("case", KERPLE)
 def test_kerple(case: str) -> None:
     """The released code clamps a and p before each use: here what is learned is made from their clamped values."""
-    reader, (parameters, kinds) = golden("kerple"), KERPLE[case]
+    reader, (parameters, kinds) = golden("kerple", case), KERPLE[case]
     furthest = {"p": 2.0 if parameters else None, "a": None}
-    weights = {
-        name: weight.clamp(0.01, furthest[name[-1]]).requires_grad_()
-        for name, weight in reader.weights(fp64=True, case=case).items()
-    }
+    weights = {name: weight.clamp(0.01, furthest[name[-1]]).requires_grad_() for name, weight in reader.weights(case).items()}
     mapped = {}
     for ours, theirs in kinds.items():
         a, p = (weights[f"{theirs}_{letter}"].flatten() for letter in "ap")
         mapped[f"{ours}_a"], mapped[f"{ours}_p"] = a.expm1().log(), (p / 2).logit() if parameters else p.expm1().log()
-    scores = reader.inputs(case, fp64=True)["scores"]
+    scores = reader.inputs(case)["scores"]
     outputs = {"causal_scores_out": scores_of(scheme_of("kerple", parameters, 12), mapped, scores)}
     assert_outputs(reader, case, outputs)
     assert_gradients(reader, case, outputs, weights)
@@ -75,8 +71,8 @@ def test_kerple(case: str) -> None:
 def test_kerple_original_is_alibi() -> None:
     """With slopes clamped from below, a quirk of that code."""
     reader, case = golden("kerple"), "kerple_power_original"
-    slopes = reader.weights(fp64=True, case=case)["bias_a"].flatten().clamp(min=0.01)
-    scores = reader.inputs(case, fp64=True)["scores"]
+    slopes = reader.weights(case)["bias_a"].flatten().clamp(min=0.01)
+    scores = reader.inputs(case)["scores"]
     found = scores_of(scheme_of("alibi", {"learned": True}, 12), {"slope": slopes}, scores)
     assert_outputs(reader, case, {"causal_scores_out": found})
 
@@ -84,14 +80,14 @@ def test_kerple_original_is_alibi() -> None:
 @pytest.mark.parametrize("case", ["fire_L5", "fire_L512", "fire_dape_pe_L6"])
 def test_fire(case: str) -> None:
     """Thresholds within and beyond the text; the last bias of that network, the same for all keys, is added here."""
-    reader = golden("fire")
-    weights = {name: weight.requires_grad_() for name, weight in reader.weights(fp64=True, case=case).items()}
+    reader = golden("fire", case)
+    weights = {name: weight.requires_grad_() for name, weight in reader.weights(case).items()}
     names = {"c": "slope", "L_multiplier": "threshold_factor", "mlp.0.weight": "hidden_weight"}
     names |= {"mlp.0.bias": "hidden_bias", "mlp.2.weight": "output_weight"}
     mapped = {new: weights[old].flatten() for old, new in names.items()}
     mapped["output_weight"] = weights["mlp.2.weight"]
     scheme = scheme_of("fire", {"width": 16, "threshold": weights["init_L"].item()}, 12)
-    found = scores_of(scheme, mapped, reader.inputs(case, fp64=True)["scores"])
+    found = scores_of(scheme, mapped, reader.inputs(case)["scores"])
     outputs = {"causal_scores_out": (found + weights["mlp.2.bias"][:, None, None]).tril()}
     assert_outputs(reader, case, outputs)
     assert_gradients(reader, case, outputs, weights)
@@ -125,8 +121,8 @@ REL = {"max_distance": 12, "share_heads": True}
 )
 def test_cope(case: str, schemes: dict[str, Any]) -> None:
     """The released code, divided and not; the relative vectors that it may add are Music Transformer's."""
-    reader = golden("cope_ram")
-    weights = {name: weight.requires_grad_() for name, weight in reader.weights(fp64=True, case=case).items()}
+    reader = golden("cope_ram", case)
+    weights = {name: weight.requires_grad_() for name, weight in reader.weights(case).items()}
     parts = {"q": "query", "k": "key", "v": "val", "o": "out"}
     mapped = {
         f"attention.{ours}_proj.{kind}": weights[f"proj_{theirs}.{kind}"]
@@ -139,7 +135,7 @@ def test_cope(case: str, schemes: dict[str, Any]) -> None:
     for prefix, name in zip(prefixes, schemes, strict=True):
         table = weights["attn.pos_emb" if name == "cope" else "attn.rel_pos_emb.emb"].transpose(1, 2)
         mapped[f"{prefix}table"] = table[0] if name == "cope" else table
-    output, probabilities = functional(built[0][0], scheme, mapped, True, reader.inputs(case, fp64=True)["x"], None)
+    output, probabilities = functional(built[0][0], scheme, mapped, True, reader.inputs(case)["x"], None)
     outputs = {"output": output, "attn": probabilities.flatten(0, 1)}
     assert_outputs(reader, case, outputs)
     assert_gradients(reader, case, outputs, weights)
@@ -179,8 +175,8 @@ def test_x_transformers(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     The reference rounded its frequencies and the bases of xPos's decay to float32, whatever it computed in.
     """
-    reader, (scheme, parameters) = golden("xt_rotary"), XT[case]
-    weights = {name: weight.requires_grad_() for name, weight in case_weights(reader, case).items()}
+    reader, (scheme, parameters) = golden("xt_rotary", case), XT[case]
+    weights = {name: weight.requires_grad_() for name, weight in reader.weights(case).items()}
     config = RelPosDecoderConfig(
         **SIZES, norm_bias=False, mlp_bias=True, tie_word_embeddings=False, position_scheme=scheme,
         position_parameters=parameters, mem_len=7 if case == "rotary_xl" else 0, sliding_window=None,
@@ -194,6 +190,6 @@ def test_x_transformers(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
         found = torch.func.functional_call(model, mapped, (ids,), {"memory": memory, "use_cache": False})
         memory = found.memory
         outputs[f"seg{index}/logits" if isinstance(inputs, list) else "logits"] = found.logits
-    monkeypatch.setattr(goldens, "EXACT", 1e-6 if case == "rotary_xpos" else 1e-9)
+    monkeypatch.setattr(golden_reader, "EXACT", 1e-6 if case == "rotary_xpos" else 1e-9)
     assert_outputs(reader, case, outputs)
     assert_gradients(reader, case, outputs, weights)
