@@ -15,6 +15,7 @@ from matrix import cases
 from matrix import ids_of
 
 from hf_relpos.model import attention
+from hf_relpos.model import attention_backends
 from hf_relpos.model import blockwise_forward
 from hf_relpos.model.scheme_registry import scheme_class
 
@@ -118,10 +119,10 @@ TABLES = ("t5", "alibi", "learned_bias", "kerple", "sandwich", "nope", "rope", "
 @pytest.mark.parametrize("case", [case for case in cases() if case.values[0].scheme in TABLES])
 def test_flex_looks_numbers_up(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where no dense bias is made but for numbers of the caller and padding between tokens."""
-    monkeypatch.setattr(attention, "WITHOUT_TABLES", ())
+    monkeypatch.setattr(attention_backends, "WITHOUT_TABLES", ())
     with torch.no_grad():
         with monkeypatch.context() as patch:
-            patch.setattr(attention, "masked_bias", None)
+            patch.setattr(attention_backends, "masked_bias", None)
             mask = torch.ones(BATCH, LENGTH).index_fill(1, torch.arange(3), 0)
             case.model(attn_implementation="flex_attention")(ids_of(), attention_mask=mask)
         assert_same(case, *pair(case, "flex_attention"), backward=False)

@@ -29,7 +29,7 @@ from hf_relpos.model import blockwise_attention as blockwise
 from hf_relpos.model import blockwise_forward
 from hf_relpos.model import blockwise_key_terms
 from hf_relpos.model import blockwise_masking
-from hf_relpos.model.attention import repeat_heads
+from hf_relpos.model.attention_backends import repeat_heads
 from hf_relpos.model.blockwise_attention import blockwise_attention
 from hf_relpos.model.scheme_registry import scheme_class
 

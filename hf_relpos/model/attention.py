@@ -1,7 +1,7 @@
 """The attention layer, written once for all schemes and backends.
 
-A scheme describes its score terms; here they become the `position_bias` that transformers' own `eager`, `sdpa` and
-`flex_attention` take. A backend that cannot do a scheme is refused when the model is built (`modeling_relpos.py`).
+A scheme describes its score terms, a backend attends with them (`attention_backends.py`); the layer makes queries, keys and values,
+and chooses the backend. One that cannot do a scheme is refused when the model is built (`modeling_relpos.py`).
 """
 
 from collections.abc import Callable
@@ -13,89 +13,17 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache
 from transformers.cache_utils import EncoderDecoderCache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .blockwise_attention import blockwise_attention
+from .attention_backends import AttentionInputs
+from .attention_backends import find_backend
 from .devices import to_device
 from .position_tables import DistanceTables
 from .positions import Positions
 from .scheme_base import LayerProjections
 from .scheme_terms import ScoreTerms
-from .scheme_terms import dense_bias
-from .scheme_terms import every_distance
 
 MIN_PAIRS = 128 * 128
 """Query-key pairs from which blocks pay: below, one dense bias is as fast (measured, tests/benchmarks)."""
-
-
-WITHOUT_TABLES = ("cpu",)
-"""Kinds of devices for which FlexAttention is given one dense bias."""
-
-
-def repeat_heads(states: torch.Tensor, groups: int) -> torch.Tensor:
-    """Repeat key or value heads for grouped queries: `(batch, kv_heads, key, head_dim)` to `(batch, heads, key, head_dim)`."""
-    return states if groups == 1 else states.repeat_interleave(groups, dim=1)
-
-
-def eager_attention_forward(
-    module: "RelPosAttention",
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    position_bias: torch.Tensor | None = None,
-    value_term: Callable[[torch.Tensor], torch.Tensor | None] | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute attention in plain products, with transformers' signature; the softmax runs in float32.
-
-    Returns:
-        The output `(batch, query, heads, head_dim)` and the probabilities `(batch, heads, query, key)`.
-    """
-    groups = module.num_key_value_groups
-    scores = (query * scaling) @ repeat_heads(key, groups).transpose(-1, -2)
-    if position_bias is not None:
-        scores = scores + position_bias
-    if attention_mask is not None:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    probabilities = nn.functional.softmax(scores, dim=-1, dtype=wide).to(value.dtype)
-    probabilities = nn.functional.dropout(probabilities, dropout, module.training)
-    output = probabilities @ repeat_heads(value, groups)
-    added = value_term(probabilities) if value_term is not None else None
-    return (output if added is None else output + added).transpose(1, 2).contiguous(), probabilities
-
-
-def _value_term(terms: ScoreTerms | None, tables: DistanceTables, probabilities: torch.Tensor) -> torch.Tensor | None:
-    """Return the contribution of value vectors to the output, `(batch, heads, query, head_dim)`."""
-    if terms is None or terms.value_vectors is None:
-        return None
-    vectors: Any = every_distance(terms, tables.distances).value_vectors
-    return tables.to_diagonals(probabilities) @ vectors.to(probabilities.dtype)
-
-
-def backend_mask(positions: Positions, implementation: str) -> torch.Tensor | None:
-    """Return the mask in the form that a backend takes: booleans, or nothing where `is_causal` or the bias says it all."""
-    if implementation == "flex_attention":
-        return None
-    return positions.visible if implementation != "sdpa" or positions.needs_mask else None
-
-
-def masked_bias(bias: torch.Tensor | None, positions: Positions, query: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that flex_attention adds to the scores, `(batch, heads, query, key)`, with the mask in it.
-
-    Compiled for a processor, it does not survive a mask that is a tensor beside the bias (torch 2.13).
-    """
-    bias = query.new_zeros(()) if bias is None else bias
-    hidden = bias.masked_fill(~positions.visible, torch.finfo(query.dtype).min)
-    return hidden.expand(*query.shape[:2], -1, -1)
-
-
-def looks_up(terms: ScoreTerms | None, positions: Positions, device: torch.device) -> bool:
-    """Return whether FlexAttention can look everything up in its kernel that is added per distance (`attention_flex.py`)."""
-    return (terms is None or (terms.is_bias and positions.is_toeplitz)) and device.type not in WITHOUT_TABLES
 
 
 class RelPosAttention(nn.Module):
@@ -123,12 +51,20 @@ class RelPosAttention(nn.Module):
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (batch, heads, length, head_dim)
 
-    def project_context(
-        self, context: torch.Tensor, scheme: Callable[..., Any], prepared: Any
+    def extend(
+        self, context: torch.Tensor, scheme: Callable[..., Any], prepared: Any, cache: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return encoded keys and values of `(batch, length, hidden_size)`: `(batch, kv_heads, length, head_dim)` each."""
+        """Return keys and values, `(batch, kv_heads, key, head_dim)` each: those of the cache, then those made here, which it keeps.
+
+        Args:
+            context: `(batch, fresh, hidden_size)` what keys and values are made of, normalised.
+            scheme: encodes the keys.
+            prepared: what the scheme prepared of their positions.
+            cache: key/value cache.
+        """
         key, value = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
-        return to_device(scheme("encode_key", key, prepared), key.device), value
+        key = to_device(scheme("encode_key", key, prepared), key.device)
+        return (key, value) if cache is None else cache.update(key, value, self.layer_idx)
 
     @staticmethod
     def _project_elsewhere(device: torch.device, projection: nn.Module, states: torch.Tensor) -> torch.Tensor:
@@ -151,8 +87,8 @@ class RelPosAttention(nn.Module):
             hidden_states: what asks.
             context: what is projected to new keys and values.
             scheme: calls a method of a position scheme by its name: the scheme, or its `call`.
-            positions: who sees whom, at which distance.
-            prepared: what the scheme prepared of them.
+            tables: over the distances of the pass, whose positions say who sees whom.
+            prepared: what the scheme prepared of the positions.
             cache: key/value cache.
             force_eager: compute probabilities whatever the backend.
 
@@ -162,11 +98,25 @@ class RelPosAttention(nn.Module):
         device = hidden_states.device
         prepared = to_device(prepared, device)
         query = to_device(scheme("encode_query", self._heads(self.q_proj(hidden_states)), prepared), device)
-        key, value = self.project_context(context, scheme, prepared)
-        if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
+        key, value = self.extend(context, scheme, prepared, cache)
         query, key = to_device(scheme("scale_after_cache", query, key, prepared), device)
-        output, probabilities = self._attend(query, key, value, scheme, tables, force_eager)
+        terms = to_device(self.score_terms(scheme, tables), device)
+        return self._attend(query, key, value, terms, tables, scheme("scale"), force_eager)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        terms: ScoreTerms | None,
+        tables: DistanceTables,
+        scale: float,
+        force_eager: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Let a backend attend, and project what it finds to `(batch, query, hidden_size)`."""
+        dropout = self.attention_dropout if self.training else 0.0
+        attend = find_backend(self.path(terms, tables.positions, force_eager))
+        output, probabilities = attend(self, AttentionInputs(query, key, value, terms, tables, scale, dropout))
         return self.o_proj(output.flatten(2)), probabilities
 
     def score_terms(self, scheme: Callable[..., Any], tables: DistanceTables) -> ScoreTerms | None:
@@ -211,66 +161,6 @@ class RelPosAttention(nn.Module):
             return "blockwise"
         return "dense" if terms.value_vectors is None else "eager"
 
-    def _attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scheme: Callable[..., Any],
-        tables: DistanceTables,
-        force_eager: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Let a backend attend; the output is `(batch, query, heads, head_dim)`."""
-        all_keys = repeat_heads(key, self.num_key_value_groups)
-        terms, positions = self.score_terms(scheme, tables), tables.positions
-        terms, scale = to_device(terms, query.device), scheme("scale")
-        path, bias = self.path(terms, positions, force_eager), None
-        dropout = self.attention_dropout if self.training else 0.0
-        if terms is not None and path == "blockwise":
-            all_values = repeat_heads(value, self.num_key_value_groups)
-            return blockwise_attention(query, all_keys, all_values, terms, positions, scale, dropout), None
-        if path == "flex_attention" and not dropout and looks_up(terms, positions, query.device):
-            from .attention_flex import flex_by_distance  # FlexAttention takes long to import
-
-            all_values, bias = repeat_heads(value, self.num_key_value_groups), None if terms is None else terms.bias
-            return flex_by_distance(query, all_keys, all_values, bias, positions, scale, self.training), None
-        if terms is not None:
-            bias = dense_bias(terms, tables, query, all_keys, scale)
-            if terms.key_offset is not None:
-                query = query + terms.key_offset[:, None].to(query.dtype)
-        return self._call_backend(
-            path,
-            query,
-            key,
-            value,
-            positions,
-            scaling=scale,
-            position_bias=bias,
-            value_term=partial(_value_term, terms, tables),
-        )
-
-    def _call_backend(
-        self,
-        path: str,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        positions: Positions,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Call an attention function of transformers; the output is `(batch, query, heads, head_dim)`."""
-        implementation = "sdpa" if path in ("fused", "dense") else path
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        mask = backend_mask(positions, implementation)
-        if implementation == "flex_attention":
-            kwargs["position_bias"] = masked_bias(kwargs.get("position_bias"), positions, query)
-        dropout = self.attention_dropout if self.training else 0.0
-        size, missing = value.shape[-1], query.shape[-1] - value.shape[-1]
-        if missing and implementation == "sdpa":  # fused kernels take queries, keys and values of one width only
-            value = nn.functional.pad(value, (0, missing))
-        output, probabilities = attend(self, query, key, value, mask, dropout=dropout, is_causal=self.is_causal, **kwargs)
-        return output[..., :size], probabilities
-
 
 class RelPosCrossAttention(RelPosAttention):
     """Attention to the encoder's output: no scheme acts, and a cached source is projected once."""
@@ -294,8 +184,8 @@ class RelPosCrossAttention(RelPosAttention):
         self,
         hidden_states: torch.Tensor,
         source: torch.Tensor,
-        positions: Positions,
-        scaling: float,
+        tables: DistanceTables,
+        scale: float,
         cache: EncoderDecoderCache | None = None,
         force_eager: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -304,8 +194,8 @@ class RelPosCrossAttention(RelPosAttention):
         Args:
             hidden_states: what asks.
             source: the encoder's output.
-            positions: which keys of the source are padding (`source_positions`).
-            scaling: factor on the scores: that of the layer's scheme, so that T5 scales nowhere.
+            tables: of positions that say which keys of the source are padding (`source_positions`).
+            scale: factor on the scores: that of the layer's scheme, so that T5 scales nowhere.
             cache: key/value cache of decoder and source.
             force_eager: compute probabilities whatever the backend.
 
@@ -314,6 +204,4 @@ class RelPosCrossAttention(RelPosAttention):
         """
         query = self._heads(self.q_proj(hidden_states))
         key, value = self._project_source(source, cache)
-        path = self.path(None, positions, force_eager)
-        output, probabilities = self._call_backend(path, query, key, value, positions, scaling=scaling)
-        return self.o_proj(output.flatten(2)), probabilities
+        return self._attend(query, key, value, None, tables, scale, force_eager)

@@ -131,10 +131,8 @@ class MemoryGenerationMixin(GenerationMixin):
             positions = build_positions((batch, tokens), like, causal=True, attention_mask=mask)
             for index, (layer, owner) in enumerate(zip(self.model.layers, self.model.schemes_of_layers(), strict=True)):
                 scheme = owner.call
-                context = memory.hidden[:, index, memory.slots - tokens :]
-                context = layer.attention_norm(context) if layer.pre_norm else context
-                key, value = layer.attention.project_context(context, scheme, scheme("prepare", positions))
-                cache.update(key, value, index)
+                context = layer.context(None, memory.hidden[:, index, memory.slots - tokens :])
+                layer.attention.extend(context, scheme, scheme("prepare", positions), cache)
         return cache, mask
 
     @torch.no_grad()

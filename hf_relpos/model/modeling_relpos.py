@@ -31,7 +31,6 @@ from .head_losses import count_targets
 from .position_builder import build_positions
 from .position_ids_cache import append_position_ids
 from .position_ids_cache import seen_so_far
-from .position_two_stream import QueryStream
 from .position_two_stream import check_perm_mask
 from .position_two_stream import content_positions
 from .position_two_stream import find_targets
@@ -41,6 +40,7 @@ from .segment_memory import SegmentMemory
 from .segment_memory import next_memory
 from .sliding_cache import check_static_cache
 from .sliding_cache import keep_all_keys
+from .transformer_layer import SecondInput
 from .transformer_layer import make_norm
 from .transformer_stack import RelPosPreTrainedModel
 from .transformer_stack import RelPosStack
@@ -152,7 +152,7 @@ class RelPosEncoderModel(RelPosStack):
         queries = None if target_mapping is None else self._query_stream(positions, hidden, target_mapping, shape)
         seen = positions if hidden is None else content_positions(positions, hidden)
         hidden_states, entered = self._run_layers(
-            self._enter(embeds, positions, token_type_ids), seen, memory, force_eager=force_eager, queries=queries
+            self._enter(embeds, positions, token_type_ids), seen, memory, force_eager=force_eager, beside=queries
         )
         if mem_len := self.config.mem_len:
             valid, document = positions.query_valid, positions.query_document
@@ -161,16 +161,16 @@ class RelPosEncoderModel(RelPosStack):
 
     def _query_stream(
         self, positions: Positions, hidden: torch.Tensor | None, target_mapping: torch.Tensor, shape: tuple[int, int]
-    ) -> QueryStream:
+    ) -> SecondInput:
         """Return the targets before the first layer: all the same, only their positions differ."""
         if self.mask_emb is None:
             raise ValueError("target_mapping was given to an encoder without a query stream: set query_stream=True")
         if hidden is None:
             raise ValueError("target_mapping needs a perm_mask: without one every target would see itself")
         targets, named = find_targets(target_mapping, shape)
-        query_stream_inputs, seen = query_positions(positions, hidden, targets, named)
+        where, seen = query_positions(positions, hidden, targets, named)
         states = self.dropout(self.mask_emb.expand(*targets.shape, -1))
-        return QueryStream(states, query_stream_inputs, seen[..., None].to(states.dtype))
+        return SecondInput(states, where, seen[..., None].to(states.dtype))
 
 
 class RelPosDecoderModel(RelPosStack):

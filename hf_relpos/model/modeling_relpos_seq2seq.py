@@ -36,8 +36,8 @@ from .position_builder import build_positions
 from .position_builder import source_positions
 from .position_ids_cache import append_position_ids
 from .position_ids_cache import seen_so_far
-from .positions import Positions
 from .transformer_layer import RelPosLayer
+from .transformer_layer import SecondInput
 from .transformer_layer import make_norm
 
 
@@ -97,18 +97,18 @@ class RelPosCrossLayer(RelPosLayer):
         self,
         hidden_states: torch.Tensor,
         memory: torch.Tensor | None,
-        source: torch.Tensor,
-        visible_source: Positions,
+        second: torch.Tensor,
+        second_inputs: dict[str, Any],
         cache: EncoderDecoderCache | None = None,
         force_eager: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Run one layer over `(batch, query, hidden_size)` that attends to `source (batch, source, hidden_size)` too."""
+        """Run one layer over `(batch, query, hidden_size)` that attends to `second (batch, source, hidden_size)`, the source, too."""
         own = None if cache is None else cache.self_attention_cache
         hidden_states = self._self_attend(hidden_states, memory, cache=own, force_eager=force_eager, **kwargs)
         query = self.cross_norm(hidden_states) if self.pre_norm else hidden_states
-        scaling = kwargs["scheme"]("scale")
-        attended = self.cross_attention(query, source, visible_source, scaling, cache, force_eager)[0]
+        given = {"scale": kwargs["scheme"]("scale"), "cache": cache, "force_eager": force_eager}
+        attended = self.cross_attention(query, second, **second_inputs, **given)[0]
         hidden_states = self._add(hidden_states, attended, self.cross_norm)
         return self._feed(hidden_states, hidden_states)
 
@@ -172,7 +172,9 @@ class RelPosCrossDecoder(RelPosDecoderModel):
             positions,
             cache=both,
             force_eager=force_eager,
-            source=(encoder_hidden_states, source_positions(sequence, encoder_hidden_states, encoder_attention_mask)),
+            beside=SecondInput(
+                encoder_hidden_states, source_positions(sequence, encoder_hidden_states, encoder_attention_mask)
+            ),
         )
         return RelPosCrossModelOutput(last_hidden_state=hidden_states, cache=both)
 

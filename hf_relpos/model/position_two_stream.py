@@ -5,7 +5,6 @@ has one row for each target: it stands where its target stands, but has not read
 stream, by the same weights; all that differs is in their `Positions`.
 """
 
-from dataclasses import dataclass
 from dataclasses import replace
 
 import torch
@@ -13,21 +12,6 @@ from torch.nn.functional import pad
 
 from .positions import Positions
 from .positions import known
-
-
-@dataclass(frozen=True)
-class QueryStream:
-    """Where the targets stand, and what they begin from.
-
-    Attributes:
-        states: `(batch, predict, hidden_size)` what enters the first layer.
-        positions: of the targets as queries, and of all keys.
-        seen: `(batch, predict, 1)` 0 for targets that see no key, to which attention adds nothing; else 1.
-    """
-
-    states: torch.Tensor
-    positions: Positions
-    seen: torch.Tensor
 
 
 def check_perm_mask(perm_mask: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:

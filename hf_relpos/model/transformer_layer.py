@@ -1,5 +1,6 @@
 """One layer of a stack, and the parts it is made of."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +10,25 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import RelPosAttention
 from .configuration_relpos import RelPosConfig
+from .positions import Positions
+
+
+@dataclass(frozen=True)
+class SecondInput:
+    """What all layers of a stack are given beside their own inputs: a query stream, or the source of an encoder-decoder.
+
+    The states are passed to a layer by place: reentrant gradient checkpointing sends no gradients through keywords.
+
+    Attributes:
+        states: `(batch, length, hidden_size)` the query stream before the first layer, or the source.
+        positions: of the query stream and all keys; or of the queries and the source.
+        seen: for a query stream, `(batch, length, 1)` 0 for targets that see no key, to which attention adds nothing; else 1. None
+            for a source, which layers read but do not change.
+    """
+
+    states: torch.Tensor
+    positions: Positions
+    seen: torch.Tensor | None = None
 
 
 def make_norm(config: RelPosConfig, size: int) -> nn.Module:
@@ -53,8 +73,8 @@ class RelPosLayer(GradientCheckpointingLayer):
         self,
         hidden_states: torch.Tensor,
         memory: torch.Tensor | None = None,
-        targets: torch.Tensor | None = None,
-        query_stream_inputs: dict[str, Any] | None = None,
+        second: torch.Tensor | None = None,
+        second_inputs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Run one layer over `(batch, query, hidden_size)`, behind `memory (batch, slots, hidden_size)` among the keys.
@@ -64,18 +84,23 @@ class RelPosLayer(GradientCheckpointingLayer):
         Args:
             hidden_states: inputs of the layer; with a query stream, those of the content stream.
             memory: what the layer remembers.
-            targets: `(batch, predict, hidden_size)` the query stream, which asks the same keys by the same weights
-                (XLNet, arXiv 1906.08237, section 2.3). It stands by place, as reentrant checkpoints want it.
-            query_stream_inputs: the `tables`, `prepared` and `seen` of the query stream, in place of the content stream's.
+            second: `(batch, length, hidden_size)` the states of a `SecondInput`, here a query stream: it asks the same keys
+                by the same weights (XLNet, arXiv 1906.08237, section 2.3).
+            second_inputs: what the attention layer is given for them, in place of the same in `kwargs`.
             kwargs: what the attention layer is given.
 
         Returns:
             The outputs `(batch, query, hidden_size)`; with a query stream, a tuple of them and of its own.
         """
         content = self._pass(hidden_states, memory, **kwargs)
-        if targets is None:
+        if second is None:
             return content
-        return content, self._pass(targets, memory, hidden_states, **{**kwargs, **(query_stream_inputs or {})})
+        return content, self._pass(second, memory, hidden_states, **{**kwargs, **(second_inputs or {})})
+
+    def context(self, memory: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
+        """Return what keys and values are made of: the layer's inputs, remembered and own, `(batch, slots + query, hidden_size)`."""
+        inputs = own if memory is None else torch.cat([memory, own], 1)
+        return self.attention_norm(inputs) if self.pre_norm else inputs
 
     def _pass(
         self, hidden_states: torch.Tensor, memory: torch.Tensor | None, *content: torch.Tensor, **kwargs: Any
@@ -92,11 +117,8 @@ class RelPosLayer(GradientCheckpointingLayer):
         **kwargs: Any,
     ) -> torch.Tensor:
         """Attend and add; to `content` in place of itself, and adding nothing where `seen (batch, query, 1)` is 0."""
-        own = hidden_states if content is None else content
-        context = own if memory is None else torch.cat([memory, own], 1)
-        query = hidden_states
+        context, query = self.context(memory, hidden_states if content is None else content), hidden_states
         if self.pre_norm:
-            context = self.attention_norm(context)
             query = self.attention_norm(query) if content is not None else context[:, -query.shape[1] :]
         attended = self.attention(query, context, **kwargs)[0]
         return self._add(hidden_states, attended if seen is None else attended * seen, self.attention_norm)

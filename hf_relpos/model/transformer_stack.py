@@ -23,7 +23,6 @@ from .position_documents import find_document_starts
 from .position_documents import whole_numbers
 from .position_ids_cache import remember_position_ids
 from .position_tables import DistanceTables
-from .position_two_stream import QueryStream
 from .positions import Positions
 from .scheme_base import PositionScheme
 from .scheme_modules import PositionSchemes
@@ -33,6 +32,7 @@ from .scheme_registry import scheme_class
 from .segment_memory import SegmentMemory
 from .segment_memory import check_memory
 from .transformer_layer import RelPosLayer
+from .transformer_layer import SecondInput
 from .transformer_layer import make_norm
 from .weight_loading import WeightLoading
 from .weight_loading import rename_numbered
@@ -270,42 +270,44 @@ class RelPosStack(RelPosPreTrainedModel):
         memory: SegmentMemory | None = None,
         cache: Cache | None = None,
         force_eager: bool = False,
-        source: tuple[torch.Tensor, Positions] | tuple[()] = (),
-        queries: QueryStream | None = None,
+        beside: SecondInput | None = None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run all layers; returns the last hidden states `(batch, sequence, hidden_size)` and what entered each layer.
 
-        A `source` is what the layers of an encoder-decoder attend to beside. It is passed by place, because reentrant
-        gradient checkpointing sends no gradients through keywords. With a query stream of targets, its last hidden
-        states `(batch, predict, hidden_size)` are returned.
+        With a query stream `beside`, its last hidden states `(batch, predict, hidden_size)` are returned.
         """
         tables, home = DistanceTables(positions, cache), hidden_states.device
-        prepared = self.prepare(tables)
-        targets, asked, query_stream_inputs = None, {}, None
-        if queries is not None:
-            targets, query_stream_inputs = queries.states, {"tables": DistanceTables(queries.positions), "seen": queries.seen}
-            asked = self.prepare(query_stream_inputs["tables"])
+        prepared, second = self.prepare(tables), self._second_inputs(beside)
+        states: Any = None if beside is None else beside.states
         entered = []
         for index, (layer, scheme) in enumerate(zip(self.layers, self.schemes_of_layers(), strict=True)):
             entered.append(hidden_states.to(home))
-            beside: tuple[Any, ...] = source
-            if query_stream_inputs is not None:
-                beside = (targets, {**query_stream_inputs, "prepared": asked[type(scheme)]})
             hidden_states = layer(
                 hidden_states,
                 None if memory is None else memory.hidden[:, index],
-                *beside,
+                states,
+                second.get(type(scheme)),
                 scheme=scheme.call,
                 tables=tables,
                 prepared=prepared[type(scheme)],
                 cache=cache,
                 force_eager=force_eager,
             )
-            if query_stream_inputs is not None:
-                hidden_states, targets = hidden_states
+            if beside is not None and beside.seen is not None:
+                hidden_states, states = hidden_states
         remember_position_ids(cache, positions, len(self.layers))
-        last = hidden_states if targets is None else targets
+        last = hidden_states if beside is None or beside.seen is None else states
         return last if self.norm is None else self.norm(last), entered
+
+    def _second_inputs(self, beside: SecondInput | None) -> dict[type, dict[str, Any]]:
+        """Return what layers are given with the states of a second input, by the class of their scheme."""
+        if beside is None:
+            return {}
+        tables = DistanceTables(beside.positions)
+        if beside.seen is None:
+            return {type(scheme): {"tables": tables} for scheme in self.schemes_of_layers()}
+        given = {"tables": tables, "seen": beside.seen}
+        return {kind: {**given, "prepared": prepared} for kind, prepared in self.prepare(tables).items()}
 
     def schemes_of_layers(self) -> list[PositionScheme]:
         """Return the scheme of each layer."""
