@@ -23,6 +23,7 @@ from hf_relpos.model import attention
 from hf_relpos.model import blockwise_forward
 from hf_relpos.model.attention import RelPosCrossAttention
 from hf_relpos.model.position_builder import source_positions
+from hf_relpos.model.position_tables import DistanceTables
 from hf_relpos.model.scheme_registry import probabilities_reason
 
 ROPE = Pair("rope", "rope")
@@ -183,7 +184,7 @@ def test_cross_attention_by_hand(implementation: str, scaling: float) -> None:
     queries, source = torch.randn(2, 3, 24, dtype=torch.double), torch.randn(2, 5, 24, dtype=torch.double)
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]])
     with torch.no_grad():
-        found = layer(queries, source, source_positions(3, source, mask), scaling)[0]
+        found = layer(queries, source, DistanceTables(source_positions(3, source, mask)), scaling)[0]
     projected = layer.q_proj(queries), layer.k_proj(source), layer.v_proj(source)
     q, k, v = (part.unflatten(-1, (-1, 6)) for part in projected)
     wanted = torch.zeros(2, 3, 4, 6, dtype=torch.double)
