@@ -93,6 +93,7 @@ MATRIX = [
     Row("dynamic_bias", biases.dynamic_bias, DYNAMIC_BIAS),
     Row("deberta", paper.deberta, DEBERTA),
     Row("cope", paper.cope, ({"positions": 4}, {"positions": 12, "divide": True})),
+    Row("dape", biases.dape, ({}, {"prior": "alibi", "width": 5}, {"prior": "fire"})),
     Row("rope+alibi", paper.together(paper.rope_product, biases.alibi), ({}, {"alibi": {"learned": True}})),
     Row("rope+t5", paper.together(paper.rope_product, biases.t5), ROPE_T5),
     Row("xpos+kerple", paper.together(paper.xpos_product, biases.kerple), XPOS_KERPLE),

@@ -76,6 +76,11 @@ def of_places(positions: Positions, query: torch.Tensor, key: torch.Tensor, *lea
     return learned[1][:, None, None] * (positions.distance[:, None] * 0.3).cos()
 
 
+def of_all_heads(positions: Positions, query: torch.Tensor, key: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
+    """A dense term in which each head's numbers are those of the others."""
+    return of_both(positions, query, key, *learned).cumsum(1)
+
+
 def of_rows(positions: Positions, mixed: torch.Tensor, slope: torch.Tensor) -> LowRankBias:
     """LowRankBias of how far queries look, and exceptions at every third distance."""
     place, distances = positions.furthest.double(), DistanceTables(positions).distances.values.double()
@@ -85,7 +90,7 @@ def of_rows(positions: Positions, mixed: torch.Tensor, slope: torch.Tensor) -> L
     return LowRankBias(query, distance, (mixed[1, 1] * place)[:, None, :, None] * distance[:, :1, where], where)
 
 
-DENSE = {"of both": of_both, "of places": of_places}
+DENSE = {"of both": of_both, "of places": of_places, "of all heads": of_all_heads}
 
 
 def random_terms(positions: Positions, names: set[str], span: tuple[int, int] | None, shared: bool, dense: str) -> ScoreTerms:
@@ -104,7 +109,8 @@ def random_terms(positions: Positions, names: set[str], span: tuple[int, int] | 
     shapes |= dict.fromkeys(("key_offset", "distance_offset"), (HEADS, SIZE))
     parts: dict[str, Any] = {name: learned(shape) for name, shape in shapes.items() if name in names}
     if dense:
-        parts |= {"factors": of_rows} if dense == "factors" else {"dense": DENSE[dense]}
+        made = {"dense": DENSE.get(dense), "mixes_heads": dense == "of all heads"}
+        parts |= {"factors": of_rows} if dense == "factors" else made
         parts |= {"learned": (learned((SIZE, SIZE)),), "learned_by_head": (learned((HEADS,)),)}
     return ScoreTerms(**parts, span=span)
 

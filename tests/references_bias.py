@@ -1,6 +1,7 @@
 """What the papers of schemes that add a number per head and distance say: a part of `references.py`."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -113,3 +114,21 @@ def dynamic_bias(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
             hidden = centred / (centred.pow(2).mean() + 1e-5).sqrt() * w["norm_weight"][index] + w["norm_bias"][index]
         hidden = hidden / (1 + (-hidden).exp())
     return content(layer, b, i, j) + w["output_weight"] @ hidden
+
+
+PRIORS: dict[str, Any] = {
+    "kerple": (kerple, {"kernel": "log", "acts_as": "bias"}),
+    "alibi": (alibi, {"learned": False, "slopes": "released", "sides": "symmetric"}),
+    "fire": (fire, {"threshold": 512.0}),
+}
+"""What DAPE starts from, with the parameters of their papers."""
+
+
+def dape(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
+    """Section 3 of arXiv 2405.14722: A + B + f([A; B]), f two layers with a LeakyReLU of slope 0.01 between them."""
+    w, (prior, parameters) = layer.weights, PRIORS[layer.parameters["prior"]]
+    of_prior = {name.removeprefix("prior."): weight for name, weight in w.items()}
+    silent = replace(layer, q=torch.zeros_like(layer.q), turned=None, weights=of_prior, parameters=parameters)
+    score, bias = content(layer, b, i, j), prior(silent, b, i, j)
+    hidden = w["hidden_weight"] @ torch.cat([score, bias]) + w["hidden_bias"]
+    return score + bias + w["output_weight"] @ torch.maximum(hidden, 0.01 * hidden)

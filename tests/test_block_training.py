@@ -361,6 +361,7 @@ print(step(512), *(step(length) for length in (2048, 4096, 8192)))
         ("decoder", "fire"),
         ("encoder", "fire"),
         ("decoder", "cope"),
+        ("decoder", "dape"),
         ("encoder", "deberta"),
         ("encoder", "shaw"),
     ],

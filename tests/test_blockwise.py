@@ -47,6 +47,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 def cut_into(patching: pytest.MonkeyPatch, block: int, tile: int = 32, area: int = 2**18) -> None:
     """Set the size of blocks and tiles, and let blocks be used for however few pairs."""
     patching.setattr(blockwise_forward, "AREA", area)
+    patching.setattr(blockwise_forward, "MIXED", area)
     patching.setattr(blockwise_forward, "BLOCK", block)
     patching.setattr(blockwise_forward, "WIDE", 2 * block)
     patching.setattr(blockwise, "BLOCK", block)

@@ -43,9 +43,9 @@ def test_training_in_mixed_precision(case: Case, dtype: torch.dtype) -> None:
     """Under autocast, loss and gradients stay near those of float32; every parameter has a float32 gradient.
 
     The norms of most gradients here are 1 to 8. Those of networks of the distance are sums that cancel where all keys share what they
-    add: rounding leaves 1e-3 at most.
+    add: rounding leaves 1e-3 at most. That of the scores leaves more where the network reads them.
     """
-    rest = 1e-3 if case.scheme in ("fire", "dynamic_bias") else 1e-4
+    rest = {"fire": 1e-3, "dynamic_bias": 1e-3, "dape": 5e-2}.get(case.scheme, 1e-4)
     model, ids = case.model(head=True, dtype=torch.float32, attn_implementation=None).train(), ids_of()
 
     def run(enabled: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:

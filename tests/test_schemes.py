@@ -6,6 +6,7 @@ import pytest
 import torch
 from matrix import LENGTH
 from matrix import Case
+from matrix import expected
 from matrix import ids_of
 from plain_attention import terms_of
 
@@ -157,6 +158,27 @@ def test_cope_counts_only_what_is_seen() -> None:
 
 def test_cope_is_for_decoders() -> None:
     refuse("encoder", "cope", {}, "'cope' is refused for a bidirectional model: it counts the tokens from a key")
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder"])
+def test_dape_adapts_a_bias_of_pairs(family: str) -> None:
+    """FIRE beyond its threshold is no table: DAPE asks it for the pairs of a block, and each weight learns in blocks as in eager."""
+    case, ids = Case(family, "dape", {"prior": "fire"}), ids_of()
+    models = [case.model(), case.model(attn_implementation="sdpa", attention_path="blockwise")]
+    found = []
+    for model in models:
+        for own in model.position_schemes:
+            torch.nn.init.constant_(own.prior.threshold_factor, 5 / 512)
+        states = model(ids).last_hidden_state
+        torch.testing.assert_close(states, expected(model, ids), **EXACT)
+        found.append(torch.autograd.grad(states.square().sum(), list(model.parameters())))
+    terms = terms_of(models[0].position_schemes[0], build_positions((1, 11), states, causal=family == "decoder"))
+    assert terms.bias is None
+    torch.testing.assert_close(*found, **EXACT)
+
+
+def test_dape_names_its_priors() -> None:
+    refuse("decoder", "dape", {"prior": "t5"}, "prior='t5' is not allowed: one of 'kerple', 'alibi', 'fire'")
 
 
 def test_deberta_has_one_table() -> None:

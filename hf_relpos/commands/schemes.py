@@ -56,7 +56,9 @@ def reference_scheme(name: str) -> PositionScheme:
     for module in scheme.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
-    scheme.initialize(0.02)
+    for module in scheme.modules():
+        if isinstance(module, PositionScheme):
+            module.initialize(0.02)
     return scheme
 
 

@@ -166,5 +166,6 @@ def _attend_rows(
     states = (query.flip(-2).transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
     parts = BlockTensors(*states, bias, *vectors, offset(terms.key_offset), offset(terms.distance_offset))
     seed = int(torch.randint(2**62, ())) if dropout else 0
-    plan = BlockSettings(positions, scale, hidden, near, dropout, seed, terms.dense, terms.factors, len(terms.learned))
+    made = (terms.dense, terms.mixes_heads, terms.factors, len(terms.learned))
+    plan = BlockSettings(positions, scale, hidden, near, dropout, seed, *made)
     return _Blockwise.apply(plan, *parts, *terms.learned, *terms.learned_by_head).flip(-2).permute(1, 2, 0, 3)

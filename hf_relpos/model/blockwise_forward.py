@@ -31,6 +31,9 @@ WIDE = 1024
 AREA = 2**18
 """Scores that a processor's cache holds beside what is made of them (1 MiB in float32): blocks take heads together up to it."""
 
+MIXED = 2**16
+"""Pairs of queries and keys a block where terms mix heads: of each pair, all that such terms make of all heads stays in the cache."""
+
 
 class BlockTensors(NamedTuple):
     """What the blocks are computed from, heads first: `(heads, batch, length, head_dim)`, the queries backwards.
@@ -73,6 +76,7 @@ class BlockSettings(NamedTuple):
     dropout: float
     seed: int
     dense: Callable[..., torch.Tensor] | None
+    mixes_heads: bool
     factors: Callable[..., LowRankBias] | None
     shared: int
     """How many of the tensors that these two read serve all heads; they come first."""
@@ -127,6 +131,8 @@ def cut_blocks(parts: BlockTensors, plan: BlockSettings, fuses: bool) -> Iterato
     queries, start, low = positions.query.shape[1], int(positions.start), positions.bounds[0]
     limited = positions.ordered or positions.hides_more or positions.window is not None
     size = WIDE if reads_view(parts, plan, fuses) and not limited else BLOCK
+    if plan.mixes_heads and parts.query.device.type == "cpu":
+        size = max(1, min(size, torch.get_num_threads() * MIXED // max(1, parts.query.shape[1] * parts.key.shape[2])))
     for last in range(queries, 0, -size):  # the largest first, after which no memory has to grow
         first = max(0, last - size)
         columns, inside = keys_seen_by(positions, slice(first, last))
@@ -136,11 +142,13 @@ def cut_blocks(parts: BlockTensors, plan: BlockSettings, fuses: bool) -> Iterato
 
 
 def cut_heads(block: Block, parts: BlockTensors, plan: BlockSettings, fuses: bool) -> Iterator[Block]:
-    """Cut a block into blocks of so many heads as the cache holds; not at all where the kernel reads a view, or on other devices."""
+    """Cut a block into blocks of so many heads as the cache holds; not at all where the kernel reads a view, where terms mix heads, or
+    on other devices."""
     heads, batch = parts.query.shape[:2]
     rows, columns = block.shape
     together = max(1, torch.get_num_threads() * AREA // max(1, batch * rows * columns))
-    if parts.query.device.type != "cpu" or (reads_view(parts, plan, fuses) and not block.positions.hides_more):
+    whole = reads_view(parts, plan, fuses) and not block.positions.hides_more
+    if whole or plan.mixes_heads or parts.query.device.type != "cpu":
         together = heads
     for first in range(0, heads, together):
         yield block._replace(heads=slice(first, min(first + together, heads)))

@@ -5,6 +5,8 @@ has such a method. So what layers are handed has one.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import fields
 from dataclasses import is_dataclass
 from dataclasses import replace
@@ -27,6 +29,12 @@ def to_device(value: Any, device: torch.device | str | int) -> Any:
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
         return _rebuild(value, parts, device, lambda parts: replace(value, **parts))
     return value
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which products on a device keep the precision of what is given, also under autocast."""
+    able = torch.amp.is_autocast_available(device.type)  # not on `meta`, where nothing is computed
+    return torch.autocast(device.type, enabled=False) if able else nullcontext()
 
 
 def _rebuild(value: Any, parts: dict[Any, Any], device: Any, make: Callable[[dict[Any, Any]], Any]) -> Any:

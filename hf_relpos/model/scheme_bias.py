@@ -10,6 +10,7 @@ from torch.nn.functional import silu
 from torch.nn.functional import softplus
 from transformers import initialization as init
 
+from .devices import without_autocast
 from .position_tables import Distances
 from .position_tables import DistanceTables
 from .positions import Positions
@@ -285,7 +286,7 @@ class DynamicBias(PositionScheme):
         back = -distances.values.to(distances.dtype)
         if self.log_distance:
             back = back.sign() * back.abs().log1p()
-        with torch.autocast(back.device.type, enabled=False):  # numbers of positions stay in float32
+        with without_autocast(back.device):  # numbers of positions stay in float32
             hidden = self._activate(back[:, None] * self.input_weight.to(back.dtype), 0)
             for layer in range(1, self.depth):
                 weights: Any = self.hidden_weight

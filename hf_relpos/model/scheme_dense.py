@@ -1,18 +1,24 @@
 """Schemes whose bias differs from query to query: it depends on the scores, or on how far each query sees."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import leaky_relu
 from torch.nn.functional import pad
 from transformers import initialization as init
 
+from .devices import without_autocast
 from .position_tables import Distances
 from .position_tables import DistanceTables
 from .positions import Positions
 from .positions import known
 from .scheme_base import ParameterSpec
 from .scheme_base import PositionScheme
+from .scheme_bias import Alibi
+from .scheme_bias import Kerple
 from .scheme_terms import LowRankBias
 from .scheme_terms import ScoreTerms
 
@@ -105,7 +111,7 @@ class Fire(PositionScheme):
         """f of numbers `(batch, query, distances)`, of chosen units alone: `(batch, heads, query, distances)`."""
         weight, bias = weight[:, None, None, None], bias[:, None, None, None]
         hidden = torch.addcmul(bias, weight, share).relu_()  # (units, batch, query, distances)
-        with torch.autocast(share.device.type, enabled=False):  # numbers of positions stay in float32
+        with without_autocast(share.device):  # numbers of positions stay in float32
             hidden = hidden if chosen is None else hidden * chosen
             return (output @ hidden.flatten(1)).unflatten(1, share.shape).transpose(0, 1)
 
@@ -147,6 +153,91 @@ class Fire(PositionScheme):
         share = part[..., None] * psi[where]  # (batch|1, query, some)
         disagree = differ[units][:, None, None, where].to(psi.dtype)
         extra = self._network(share, weight[units], bias[units], output[:, units], disagree)
-        with torch.autocast(part.device.type, enabled=False):  # as in the network
+        with without_autocast(part.device):  # as in the network
             table = torch.stack([(output * weight) @ line * psi, (output * bias) @ line], 1)
         return LowRankBias(torch.stack([part, torch.ones_like(part)], -1), table, extra, where)
+
+
+PRIORS: dict[str, type[PositionScheme]] = {kind.__name__.lower(): kind for kind in (Kerple, Alibi, Fire)}
+"""What DAPE may start from, by the names of the schemes."""
+
+
+class DAPE(PositionScheme):
+    """A small network of all heads' scores A and of another scheme's bias B adapts B to the tokens (arXiv 2405.14722, section 3).
+
+    The score is A + B + f([A; B]), with A = q_i . k_j / sqrt(d) and f(x) = W_2 leaky_relu(W_1 x + b_1): for each pair, 2 heads
+    numbers become `width` and then a number a head. f has no last bias, which all keys would share; the released code has one. B is
+    that of the prior scheme with the parameters of its paper. The code clamps what KERPLE learns; its FIRE has leaky units and, in
+    training, half of the threshold. The paper leaves the root of d out of A; the code divides by it before f. The paper is causal;
+    in an encoder B is what the prior scheme has there.
+    """
+
+    parameter_specs = {
+        "prior": ParameterSpec(Kerple.__name__.lower(), "the scheme that B comes from", choices=tuple(PRIORS)),
+        "width": ParameterSpec(32, "units of the network's hidden layer", minimum=1),
+    }
+    combines_as = "bias"
+    source = "arXiv 2405.14722, section 3"
+    width: int
+
+    def __init__(self, config: Any, prior: str, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.prior = PRIORS[prior](config, **PRIORS[prior].complete({}))
+        self.hidden_weight = nn.Parameter(torch.empty(self.width, 2 * self.heads))
+        self.hidden_bias = nn.Parameter(torch.empty(self.width))
+        self.output_weight = nn.Parameter(torch.empty(self.heads, self.width))
+
+    def initialize(self, std: float) -> None:
+        """Draw the network's weights as `nn.Linear` does; the prior scheme is a module of its own, which the model initialises."""
+        inputs = 2 * self.heads
+        for weight, size in ((self.hidden_weight, inputs), (self.hidden_bias, inputs), (self.output_weight, self.width)):
+            init.uniform_(weight, -(size**-0.5), size**-0.5)
+
+    def prepare_distances(self, distances: Distances) -> Any:
+        return self.prior.call("prepare_distances", distances)
+
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms:
+        prior = self.prior.call("score_terms", distances, prepared)
+        of_prior = (*prior.learned, *prior.learned_by_head) if prior.bias is None else (prior.bias,)
+        learned = (self.hidden_weight, self.hidden_bias, self.output_weight, *of_prior)
+        adapted = partial(self._adapted, prior.dense, distances.low)
+        return ScoreTerms(bias=prior.bias, dense=adapted, mixes_heads=True, learned=learned)
+
+    def _adapted(
+        self,
+        of_pairs: Callable[..., torch.Tensor] | None,
+        low: int,
+        positions: Positions,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        *learned: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return f([A; B]), and B itself where it is no table, `(batch, heads, query, key)`.
+
+        Args:
+            of_pairs: makes B of what the prior scheme has learned; None where that is a table, `(heads, distances)`.
+            low: the first distance of such a table.
+            positions, query, key, learned: as of `ScoreTerms.dense`.
+        """
+        weight, hidden_bias, output = (part.to(positions.dtype) for part in learned[:3])
+        if of_pairs is None:
+            tables, table = DistanceTables(positions), learned[3]
+            first = tables.distances.low - low
+            bias = tables.spread(table[:, first : first + tables.distances.values.shape[0]])
+        else:
+            bias = of_pairs(positions, query, key, *learned[3:])
+        scores = ((query * self.scale()) @ key.transpose(-1, -2)).to(positions.dtype)
+        with without_autocast(scores.device):  # what is made of scores stays in float32
+            of_scores, of_bias = weight.split(self.heads, 1)
+            hidden = self._of_heads(of_scores, scores, self._of_heads(of_bias, bias, hidden_bias[:, None]))
+            adapted = self._of_heads(output, leaky_relu(hidden, inplace=True), hidden.new_zeros(()))
+        adapted = adapted.unflatten(-1, scores.shape[2:])
+        return adapted if of_pairs is None else adapted + bias
+
+    @staticmethod
+    def _of_heads(weight: torch.Tensor, numbers: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        """Multiply the heads of numbers `(batch, heads, ...)` by a matrix `(units, heads)` and add: `(batch, units, pairs)`."""
+        flat = numbers.flatten(2)
+        return torch.baddbmm(
+            added, weight.expand(flat.shape[0], -1, -1), flat
+        )  # a product of two matrices would copy the numbers

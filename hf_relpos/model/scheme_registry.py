@@ -18,6 +18,7 @@ from .scheme_bias import Sandwich
 from .scheme_combined import Combined
 from .scheme_combined import combine
 from .scheme_deberta import Deberta
+from .scheme_dense import DAPE
 from .scheme_dense import CoPE
 from .scheme_dense import Fire
 from .scheme_rotary import PoPE
@@ -47,6 +48,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "sandwich": Sandwich,
     "dynamic_bias": DynamicBias,
     "cope": CoPE,
+    "dape": DAPE,
     "deberta": Deberta,
 }
 for _name, _kind in SCHEMES.items():

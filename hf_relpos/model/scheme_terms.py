@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from .devices import Movable
+from .devices import without_autocast
 from .position_tables import Distances
 from .position_tables import DistanceTables
 from .positions import Positions
@@ -33,7 +34,7 @@ class LowRankBias(NamedTuple):
 
     def numbers(self) -> torch.Tensor:
         """Return the whole bias, `(batch|1, heads, query, distances)`."""
-        with torch.autocast(self.query.device.type, enabled=False):  # numbers of positions stay in float32
+        with without_autocast(self.query.device):  # numbers of positions stay in float32
             products = self.query[:, None] @ self.distance
         return products.index_add(-1, self.where, self.extra)
 
@@ -58,6 +59,7 @@ class ScoreTerms(Movable):
         dense: for what no table says: a function of the positions, the queries and keys `(batch, heads, length, head_dim)`, and
             what is `learned`, that gives `(batch|1, heads, query, key)`, added to the scaled scores. It is asked for some heads
             and some queries at a time, with all keys that they see.
+        mixes_heads: whether `dense` must be asked for all heads together, because one head's numbers depend on the others.
         reads_types: whether `dense` is of token types, and so of no use in a pass without any.
         factors: for numbers per query and distance: a function of the positions and `learned` that gives them as `LowRankBias`, added to
             the scaled scores; for positions that are `is_toeplitz`. It is asked for some queries at a time, and for all heads.
@@ -74,6 +76,7 @@ class ScoreTerms(Movable):
     key_offset: torch.Tensor | None = None
     distance_offset: torch.Tensor | None = None
     dense: Callable[..., torch.Tensor] | None = None
+    mixes_heads: bool = False
     reads_types: bool = False
     factors: Callable[..., LowRankBias] | None = None
     learned: tuple[torch.Tensor, ...] = ()
