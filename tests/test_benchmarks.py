@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_relpos.model import attention
+from hf_relpos.model import attention_backends
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "tests" / "benchmarks"
@@ -71,8 +71,8 @@ def test_gate_refuses_a_wrong_output(module: Any, monkeypatch: pytest.MonkeyPatc
     contestants, gate = module("contestants"), module("gate")
     (one,) = contestants.ours(["t5"], "native", [path])
     assert set(gate.check(one)) == {"float32", "float64"}
-    right = attention.blockwise_attention
-    monkeypatch.setattr(attention, "blockwise_attention", lambda *args: 1.001 * right(*args))
+    right = attention_backends.blockwise_attention
+    monkeypatch.setattr(attention_backends, "blockwise_attention", lambda *args: 1.001 * right(*args))
     with pytest.raises(gate.Refused, match="t5.*logits are off by"):
         gate.check(one)
 
@@ -80,13 +80,13 @@ def test_gate_refuses_a_wrong_output(module: Any, monkeypatch: pytest.MonkeyPatc
 def test_gate_refuses_a_wrong_gradient(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     contestants, gate = module("contestants"), module("gate")
     (one,) = contestants.ours(["learned_bias"], "native", ["auto"])
-    right = attention.blockwise_attention
+    right = attention_backends.blockwise_attention
 
     def forgets(query: Any, key: Any, value: Any, terms: Any, *rest: Any) -> Any:
         halved = terms.bias.detach() + 0.5 * (terms.bias - terms.bias.detach())
         return right(query, key, value, type(terms)(bias=halved), *rest)
 
-    monkeypatch.setattr(attention, "blockwise_attention", forgets)
+    monkeypatch.setattr(attention_backends, "blockwise_attention", forgets)
     with pytest.raises(gate.Refused, match="gradients are off by"):
         gate.check(one)
 

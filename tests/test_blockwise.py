@@ -25,6 +25,7 @@ from plain_attention import random_states
 from plain_attention import random_terms
 
 from hf_relpos.model import attention
+from hf_relpos.model import attention_backends
 from hf_relpos.model import blockwise_attention as blockwise
 from hf_relpos.model import blockwise_forward
 from hf_relpos.model import blockwise_key_terms
@@ -263,7 +264,7 @@ def compare(case: Case, setting: dict[str, Any], patching: pytest.MonkeyPatch, *
     apart = bool(setting["memory"]) and setting["padding"] == "left" and setting["length"] > 2
     path = "auto" if apart else "blockwise"
     calls = []
-    patching.setattr(attention, "blockwise_attention", lambda *args: calls.append(1) or blockwise_attention(*args))
+    patching.setattr(attention_backends, "blockwise_attention", lambda *args: calls.append(1) or blockwise_attention(*args))
     wanted = run_model(case.model(**fields), setting)
     assert not calls
     found = run_model(case.model(attn_implementation="sdpa", attention_path=path, **fields), setting)
