@@ -80,7 +80,7 @@ MATRIX = [
     Row("learned_bias", biases.learned_bias, ({"max_distance": 4}, {})),
     Row("shaw", paper.shaw, SHAW, value=paper.shaw_value),
     Row("t5", biases.t5, ({"num_buckets": 8, "max_distance": 10}, {}, {"num_buckets": 4, "scale_scores": True})),
-    Row("transformer_xl", paper.transformer_xl, ({}, {"clamp_len": 4})),
+    Row("transformer_xl", paper.transformer_xl, ({}, {"clamp_len": 4}, {"max_distance": 5})),
     Row("xlnet", paper.transformer_xl, ({}, {"clamp_len": 4})),
     Row("music", paper.music, ({"max_distance": 6}, {"share_heads": True})),
     Row("rope", paper.rope, ({}, {"interleaved": True}, {"partial_rotary_factor": 0.5, "rope_theta": 100.0})),

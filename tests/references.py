@@ -107,7 +107,12 @@ def shaw_value(layer: Layer, b: int, i: int, j: int) -> torch.Tensor | None:
 
 
 def transformer_xl(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
-    """Section 3.3 of arXiv 1901.02860: the four terms (a) to (d), all divided by sqrt(d)."""
+    """Section 3.3 of arXiv 1901.02860: the four terms (a) to (d), all divided by sqrt(d); or `attn_type` 1 of the released code, whose
+    r_emb and r_bias begin with the furthest distance, which repeats."""
+    if layer.parameters.get("max_distance"):
+        w, row, q, k = layer.weights, clipped(layer, b, i, j), layer.q[b, :, i], layer.k[b, :, j]
+        attended, placed = dot(q + w["key_offset"], k), dot(q, w["distance_table"][:, row]) + w["distance_bias"][:, row]
+        return (attended + placed) / math.sqrt(layer.head_dim)
     back, clamp = -layer.distance(b, i, j), layer.parameters["clamp_len"]
     if clamp is not None:
         back = max(-clamp, min(clamp, back))

@@ -209,6 +209,12 @@ def test_deberta_refusals() -> None:
     refuse("encoder", "deberta", {"max_distance": 5, "num_buckets": 8}, "max_distance=5 is not allowed: more than 5")
 
 
+def test_learned_distances_are_not_clamped_twice() -> None:
+    both = {"clamp_len": 4, "max_distance": 5}
+    refuse("decoder", "transformer_xl", both, "clamp_len=4 is not allowed with max_distance=5: .*give one of the two")
+    refuse("decoder", "xlnet", {"max_distance": 5}, "unknown parameter 'max_distance' of XLNet")
+
+
 def test_xlnet_refuses_types_in_a_decoder() -> None:
     refuse(
         "decoder",

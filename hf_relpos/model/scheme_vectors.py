@@ -85,34 +85,60 @@ class Shaw(PositionScheme):
 class TransformerXL(PositionScheme):
     """Sinusoids of the distance meet the query, with two learned offsets (arXiv 1901.02860, section 3.3).
 
-    A_ij = ((q_i + u) . k_j + (q_i + v) . W_r R[i - j]) / sqrt(d); R is [sin | cos] of the distance, for all layers.
+    A_ij = ((q_i + u) . k_j + (q_i + v) . W_r R[i - j]) / sqrt(d); R is [sin | cos] of the distance, for all layers. The older form
+    of the released code (`attn_type` 1) has learned vectors E and biases c of distances up to `max_distance`, which those beyond
+    share: A_ij = ((q_i + u) . k_j + q_i . E[i - j] + c[i - j]) / sqrt(d). The paper has no such form.
     """
 
     parameter_specs = {
         "clamp_len": ParameterSpec(None, "distances beyond use the sinusoid of this one", minimum=1, optional=True),
+        "max_distance": ParameterSpec(
+            None, "learned vectors and biases, up to this distance, in place of sinusoids", minimum=1, optional=True
+        ),
     }
     source = "arXiv 1901.02860, section 3.3"
     clamp_len: int | None
+    max_distance: int | None = None
+
+    @classmethod
+    def check(cls, config: Any, parameters: dict[str, Any]) -> None:
+        clamp_len, max_distance = parameters["clamp_len"], parameters["max_distance"]
+        if clamp_len is not None and max_distance is not None:
+            raise ValueError(
+                f"{cls.__name__} parameter clamp_len={clamp_len} is not allowed with max_distance={max_distance}: it clamps the "
+                "distances of sinusoids, and learned vectors are clamped by max_distance alone; give one of the two"
+            )
 
     def __init__(self, config: Any, **parameters: Any) -> None:
         super().__init__(config, **parameters)
+        self.key_offset = nn.Parameter(torch.empty(self.heads, self.head_dim))
+        if self.max_distance is not None:
+            entries = self.max_distance + 1 if self.causal else 2 * self.max_distance + 1
+            self.distance_table = nn.Parameter(torch.empty(self.heads, entries, self.head_dim))
+            self.distance_bias = nn.Parameter(torch.empty(self.heads, entries))
+            return
         self.hidden_size: int = config.hidden_size
         self.dropout: float = config.hidden_dropout
         self.distance_projection = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
-        self.key_offset = nn.Parameter(torch.empty(self.heads, self.head_dim))
         self.distance_offset = nn.Parameter(torch.empty(self.heads, self.head_dim))
 
     def initialize(self, std: float) -> None:
-        init.normal_(self.key_offset, std=std)
-        init.normal_(self.distance_offset, std=std)
+        for learned in self.parameters(recurse=False):  # the projection is a module of its own
+            init.normal_(learned, std=std)
 
-    def prepare_distances(self, distances: Distances) -> torch.Tensor:
+    def prepare_distances(self, distances: Distances) -> Any:
+        if self.max_distance is not None:
+            return None
         back = -distances.values
         if self.clamp_len is not None:
             back = back.clamp(-self.clamp_len, self.clamp_len)
         return dropout(sinusoid(back, self.hidden_size, distances.dtype), self.dropout, self.training)
 
-    def score_terms(self, distances: Distances, prepared: torch.Tensor) -> ScoreTerms:
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms:
+        if self.max_distance is not None:
+            span = (-self.max_distance, 0 if self.causal else self.max_distance)
+            bias = self.distance_bias.index_select(1, distances.values.clamp(*span) + self.max_distance) * self.scale()
+            return ScoreTerms(bias=bias, query_vectors=self.distance_table, span=span, key_offset=self.key_offset)
         projected = self.distance_projection(prepared.to(self.key_offset.dtype))
         return ScoreTerms(
             query_vectors=projected.unflatten(-1, (self.heads, self.head_dim)).transpose(0, 1).contiguous(),
@@ -129,6 +155,7 @@ class XLNet(TransformerXL):
     the released code, what it remembers is of type 0. A decoder is `attn_type="uni"` of that code.
     """
 
+    parameter_specs = {"clamp_len": TransformerXL.parameter_specs["clamp_len"]}
     reads_token_types = True
     source = "arXiv 1906.08237, sections 2.4 and 2.5"
 
@@ -147,13 +174,7 @@ class XLNet(TransformerXL):
             self.segment_table = nn.Parameter(torch.empty(2, self.heads, self.head_dim))
             self.segment_offset = nn.Parameter(torch.empty(self.heads, self.head_dim))
 
-    def initialize(self, std: float) -> None:
-        super().initialize(std)
-        if self.has_segments:
-            init.normal_(self.segment_table, std=std)
-            init.normal_(self.segment_offset, std=std)
-
-    def score_terms(self, distances: Distances, prepared: torch.Tensor) -> ScoreTerms:
+    def score_terms(self, distances: Distances, prepared: Any) -> ScoreTerms:
         terms = super().score_terms(distances, prepared)
         if not self.has_segments:
             return terms
