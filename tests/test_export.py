@@ -84,3 +84,16 @@ def test_an_encoder_decoder_without_a_mask_of_its_target(pair: Pair) -> None:
     for lengths in ((17, 4), (5, 30)):
         given = inputs(*lengths)
         torch.testing.assert_close(program(**given).logits, model(**given).logits, **EXACT)
+
+
+@pytest.mark.parametrize("mask", ["attention_mask", "reset_mask"])
+@torch.no_grad()
+def test_a_masked_pass_has_operations_that_onnx_knows(mask: str) -> None:
+    """ONNX has no running maximum."""
+    model, ids = Case("decoder", "t5", {}).model(head=True, attn_implementation=None), ids_of()
+    given = torch.ones_like(ids)
+    given[0, 3:5] = 0
+    program = torch.export.export(model, (), {"input_ids": ids, mask: given, "use_cache": False}, strict=False)
+    assert not [node.name for node in program.graph.nodes if "cummax" in node.name]
+    found, wanted = program.module()(input_ids=ids, use_cache=False, **{mask: given}), model(ids, **{mask: given})
+    torch.testing.assert_close(found.logits, wanted.logits, **EXACT)

@@ -6,6 +6,7 @@ from torch.nn.functional import pad
 from .position_documents import check_reset_mask
 from .position_documents import count_in_document
 from .position_documents import counts_tokens
+from .position_documents import last_marked
 from .position_documents import whole_numbers
 from .positions import Positions
 from .positions import known
@@ -52,7 +53,7 @@ def padding_between(valid: torch.Tensor) -> torch.Tensor | None:
         `(batch, key)`.
     """
     between = (~valid & (valid.cumsum(-1) > 0)).cumsum(-1)
-    gaps = torch.where(valid, between, 0).cummax(-1).values
+    gaps = last_marked(between, valid)
     return None if known(gaps.any()) is False else gaps
 
 

@@ -7,6 +7,7 @@ A caller marks documents by `reset_mask`, or as the packing collators of transfo
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from .positions import known
 
@@ -101,8 +102,24 @@ def count_in_document(
     before = before[:, None] if isinstance(before, torch.Tensor) and before.dim() else before
     if reset is None:
         return count + before
-    first = torch.where(reset, count, 0).cummax(-1).values
+    first = last_marked(count, reset)
     return torch.where(reset.cumsum(-1) > 0, count - first, count + before)
+
+
+def last_marked(values: torch.Tensor, marked: torch.Tensor) -> torch.Tensor:
+    """Return the value of the last marked index up to each index, 0 before the first. ONNX has no cummax.
+
+    Args:
+        values: `(batch|1, length)` integers.
+        marked: `(batch, length)` booleans.
+
+    Returns:
+        `(batch, length)`.
+    """
+    order = marked.cumsum(-1)
+    values = torch.where(marked, values, 0)
+    table = pad(torch.zeros_like(values), (0, 1)).scatter(-1, torch.where(marked, order, 0), values)
+    return table.gather(-1, order)
 
 
 def check_reset_mask(reset_mask: torch.Tensor | None, shape: tuple[int, int], cached: bool) -> torch.Tensor | None:
@@ -117,7 +134,7 @@ def check_reset_mask(reset_mask: torch.Tensor | None, shape: tuple[int, int], ca
 
 def _shifted(later: torch.Tensor) -> torch.Tensor:
     """Put a False before what is known of the second token and those after it."""
-    return torch.nn.functional.pad(later, (1, 0))
+    return pad(later, (1, 0))
 
 
 def _starts_of_lengths(offsets: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
