@@ -2,6 +2,7 @@
 
 import collections
 import json
+import math
 import pathlib
 import re
 from typing import Any
@@ -157,6 +158,46 @@ def test_projections_that_are_stored_once(shape: str) -> None:
     assert report.used.keys() == stored.keys()
 
 
+def normed(weights: Weights, name: str, states: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(states, (16,), weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+
+def pre_norm_states(settings: dict[str, Any], weights: Weights, ids: torch.Tensor) -> torch.Tensor:
+    """The last hidden states of one text, `(length, 16)`: norms before the sub-layers, and none after the last."""
+    length, hidden = len(ids), torch.stack([embedded(settings, weights, int(token)) for token in ids])
+    angles = [[back / 10000 ** (2 * t / 16) for t in range(8)] for back in range(length)]
+    sinusoids = torch.tensor([[*map(math.sin, row), *map(math.cos, row)] for row in angles], dtype=torch.float64)
+    back = torch.arange(length)[:, None] - torch.arange(length)
+    for own in ("layers.0.", "layers.1."):
+        entering = normed(weights, f"{own}dec_attn.layer_norm", hidden)
+        q, k, v = (entering @ weights[f"{own}dec_attn.qkv_net.weight"].T).unflatten(-1, (3, 2, 6)).unbind(1)
+        placed = (sinusoids @ weights[f"{own}dec_attn.r_net.weight"].T).unflatten(-1, (2, 6))[back.clamp(min=0)]
+        scores = ((q + weights["r_w_bias"])[:, None] * k).sum(-1) + ((q + weights["r_r_bias"])[:, None] * placed).sum(-1)
+        shares = (scores / math.sqrt(6)).masked_fill(back[..., None] < 0, -math.inf).softmax(1)
+        mixed = torch.einsum("ijh,jhd->ihd", shares, v).flatten(1)
+        hidden = hidden + mixed @ weights[f"{own}dec_attn.o_net.weight"].T
+        entering = normed(weights, f"{own}pos_ff.layer_norm", hidden)
+        inner = entering @ weights[f"{own}pos_ff.CoreNet.0.weight"].T + weights[f"{own}pos_ff.CoreNet.0.bias"]
+        hidden = hidden + inner.relu() @ weights[f"{own}pos_ff.CoreNet.3.weight"].T + weights[f"{own}pos_ff.CoreNet.3.bias"]
+    return hidden
+
+
+@pytest.mark.parametrize("original", [True, False], ids=["original", "transformers"])
+@torch.no_grad()
+def test_norms_before_the_sub_layers(original: bool) -> None:
+    """`pre_lnorm`: two segments with a memory between them, up to the log-probabilities; there is no last norm."""
+    settings, weights = checkpoint("plain", original)
+    model, report = converted("transfo-xl", settings | {"pre_lnorm": True}, weights)
+    assert not report.unused and not report.missing and model.model.norm is None
+    plain, ids = {name.removeprefix("transformer."): weight for name, weight in weights.items()}, ids_of(length=10)
+    first = model(ids[:, :5])
+    second = model(ids[:, 5:], memory=first.memory, output_hidden_states=True)
+    wanted = torch.stack([pre_norm_states(settings, plain, row) for row in ids])
+    torch.testing.assert_close(second.hidden_states[-1], wanted[:, 5:], rtol=1e-11, atol=1e-11)
+    place = torch.stack([log_probability(settings, plain, wanted[1, 9], token, original) for token in range(37)])
+    torch.testing.assert_close(second.logits[1, 4].log_softmax(-1), place, rtol=1e-11, atol=1e-11)
+
+
 def written(folder: pathlib.Path, **settings: Any) -> pathlib.Path:
     """A folder with a checkpoint of the paper's code, in float32."""
     folder.mkdir()
@@ -203,7 +244,6 @@ def test_a_vocabulary_that_is_none(tmp_path: pathlib.Path, content: Any) -> None
     "settings, message",
     [
         ({"attn_type": 1}, "attn_type=1 cannot be converted"),
-        ({"pre_lnorm": True}, "pre_lnorm=True cannot be converted"),
         ({"ext_len": 4}, "ext_len=4 cannot be converted"),
         ({"sample_softmax": 100}, "sample_softmax=100 cannot be converted"),
         ({"same_length": True, "mem_len": 0}, "same_length=True cannot be converted with mem_len=0"),

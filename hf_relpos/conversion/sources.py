@@ -12,6 +12,7 @@ from hf_relpos.conversion import gpt2
 from hf_relpos.conversion import gpt_neox
 from hf_relpos.conversion import llama
 from hf_relpos.conversion import mpt
+from hf_relpos.conversion import nezha
 from hf_relpos.conversion import roberta
 from hf_relpos.conversion import roformer
 from hf_relpos.conversion import t5
@@ -32,6 +33,7 @@ SOURCES: dict[str, Callable[[Settings, Weights], Plan]] = {
     "bert": bert.plan,
     "roberta": roberta.plan,
     "electra": electra.plan,
+    "nezha": nezha.plan,
     "roformer": roformer.plan,
     "t5": t5.plan,
     "mt5": t5.plan,

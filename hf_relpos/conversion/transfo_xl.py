@@ -39,7 +39,7 @@ LAYER_RULES = [
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """Four terms of attention, norms after the sums, scaled embeddings, memory; adaptive embeddings and softmax."""
+    """Four terms of attention, norms after the sums or before the sub-layers alone, scaled embeddings, memory; adaptive embeddings and softmax."""
     _refuse(settings)
     config = _config(settings)
     layers = range(config.num_hidden_layers)
@@ -60,7 +60,6 @@ def plan(settings: Settings, weights: Weights) -> Plan:
 def _refuse(settings: Settings) -> None:
     """Refuse what Transformer-XL's code offered beyond what is here."""
     settings.require("attn_type", [0], "only the paper's own attention can be converted")
-    settings.require("pre_lnorm", [False], "no norm after the last layer, which pre-norm models have here")
     settings.require("ext_len", [0], "there is no extended context besides the memory")
     settings.require("sample_softmax", [-1, 0], "there is no sampled softmax")
     if settings("same_length", False) and settings("mem_len") < 2:
@@ -68,7 +67,7 @@ def _refuse(settings: Settings) -> None:
 
 
 def _config(settings: Settings) -> RelPosDecoderConfig:
-    mem_len, clamp = settings("mem_len"), settings("clamp_len", -1)
+    mem_len, clamp, pre_norm = settings("mem_len"), settings("clamp_len", -1), settings("pre_lnorm", False)
     return RelPosDecoderConfig(
         vocab_size=settings("vocab_size", None) or settings("n_token"),
         hidden_size=settings("d_model"),
@@ -79,7 +78,8 @@ def _config(settings: Settings) -> RelPosDecoderConfig:
         intermediate_size=settings("d_inner"),
         hidden_act="relu",
         mlp_bias=True,
-        norm_position="post",
+        norm_position="pre" if pre_norm else "post",
+        final_norm=not pre_norm,
         layer_norm_eps=settings("layer_norm_epsilon", 1e-5),
         scale_embedding=True,
         hidden_dropout=settings("dropout"),

@@ -59,6 +59,7 @@ class RelPosConfig(PreTrainedConfig):
         hidden_dropout (`float`): dropout of embeddings and of the output of each sub-layer.
         attention_dropout (`float`): dropout of attention probabilities.
         norm_position (`"pre"` or `"post"`): normalise the input of each sub-layer, or the sum after it.
+        final_norm (`bool`): with `norm_position="pre"`, normalise the output of the last layer too. Transformer-XL's code does not.
         norm_type (`"layer_norm"` or `"rms_norm"`): how it is normalised.
         layer_norm_eps (`float`): epsilon of the normalisation.
         embedding_norm (`bool` or `"before_projection"`): normalise the embeddings, as BERT and BLOOM do; before the projection
@@ -100,6 +101,7 @@ class RelPosConfig(PreTrainedConfig):
     hidden_dropout: float | int = 0.0
     attention_dropout: float | int = 0.0
     norm_position: Literal["pre", "post"] = "pre"
+    final_norm: bool = True
     norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
     layer_norm_eps: float = 1e-5
     embedding_norm: bool | Literal["before_projection"] = False

@@ -181,7 +181,7 @@ class RelPosStack(RelPosPreTrainedModel):
         self.layers = nn.ModuleList(layers)
         for layer, scheme in zip(layers, self.schemes_of_layers(), strict=True):
             layer.set_init_gains(scheme.query_gain(), config.num_hidden_layers)
-        self.norm = make_norm(config, config.hidden_size) if config.norm_position == "pre" else None
+        self.norm = make_norm(config, config.hidden_size) if config.norm_position == "pre" and config.final_norm else None
         self.gradient_checkpointing = False
         self.register_load_state_dict_pre_hook(rename_numbered)
         self.post_init()
