@@ -229,6 +229,9 @@ def index() -> str:
 ([combinations](combinations.md)). A scheme's own parameters go into `position_parameters`. Parameters are counted in the
 default model: {config.num_hidden_layers} layers, width {config.hidden_size}, {config.num_attention_heads} heads.
 
+The picture of a scheme shows its scores over the distance before any training, in a small model in which the same token stands
+everywhere. `python -m hf_relpos schemes FOLDER` writes all pages and pictures anew, from the code.
+
 {table("", tuple(facts(next(iter(SCHEMES)))))}"""
 
 
