@@ -1,4 +1,4 @@
-"""What MkDocs asks while it builds the site: folders in the navigation, and pages that come from the code.
+"""Answer MkDocs while it builds the site: folders in the navigation, and pages that come from the code.
 
 A name that ends with a slash in `nav` stands for all pages of that folder, so that a new scheme needs no edit there.
 """

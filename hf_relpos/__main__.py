@@ -1,4 +1,4 @@
-"""What is not training: python -m hf_relpos COMMAND --help."""
+"""Run what is not training; python -m hf_relpos COMMAND --help explains a command."""
 
 import argparse
 import sys

@@ -245,3 +245,33 @@ def test_the_command_line_is_written_from_the_code() -> None:
 def test_pages_use_the_terms_of_the_field(page: Path) -> None:
     """Baseline and target, not this project's old words for them."""
     assert not re.findall(r"\bfloors?\b|\baims?\b", prose_of(page), flags=re.IGNORECASE)
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    """As far as words tell: none begins with what a description begins with."""
+    other = {
+        "A",
+        "All",
+        "An",
+        "As",
+        "Each",
+        "Every",
+        "How",
+        "Its",
+        "No",
+        "The",
+        "This",
+        "What",
+        "Where",
+        "Whether",
+        "Which",
+        "Who",
+    }
+    wrong = []
+    for path in sorted((ROOT / "hf_relpos").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
+                first = re.match(r"[A-Z][a-z]+(?=[ ,;:.])", text)
+                if first is None or first[0] in other:
+                    wrong.append(f"{path.name}, {node.name}: {text.splitlines()[0]}")
+    assert not wrong

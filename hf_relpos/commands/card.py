@@ -1,4 +1,4 @@
-"""`card`: write the model card of a run's folder again."""
+"""Add `card`, which writes the model card of a run's folder again."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from hf_relpos.training.model_card import write_model_card
 
 
 def add_card(commands: Any) -> None:
-    """`card`: write the model card of a run's folder again."""
+    """Add `card`, which writes the model card of a run's folder again."""
     parser = commands.add_parser("card", help="write the model card of a run's folder again")
     parser.add_argument("folder", help="folder that train_lm.py made")
     parser.set_defaults(run=lambda arguments: print(write_model_card(arguments.folder)))

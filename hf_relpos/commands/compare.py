@@ -42,12 +42,12 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """The values, as the table and the folders show them."""
+        """Return the values as the table and the folders show them."""
         return "-".join(value for _, value in self.settings)
 
     @property
     def argv(self) -> list[str]:
-        """The arguments for `train_lm.py`."""
+        """Return the arguments for `train_lm.py`."""
         return [word for key, value in self.settings for word in (f"--{key}", value)]
 
 
@@ -190,7 +190,7 @@ def draw(found: dict[Choice, list[dict[str, Any]]], path: Path) -> None:
 
 
 def add_compare(commands: Any) -> None:
-    """`compare`: train several choices and seeds, and tabulate them."""
+    """Add `compare`, which trains several choices and seeds and tabulates them."""
     parser = commands.add_parser("compare", help="train several choices and seeds, and make a table and a plot of them")
     parser.add_argument("config", help="YAML file of train_lm.py that all runs share")
     parser.add_argument(

@@ -8,7 +8,7 @@ from hf_relpos.conversion.api import convert_folder
 
 
 def add_convert(commands: Any) -> None:
-    """`convert`: bring a checkpoint of another architecture home."""
+    """Add `convert`, which turns a checkpoint of another architecture into a folder of this package."""
     parser = commands.add_parser("convert", help="turn a checkpoint of another architecture into a folder of this package")
     parser.add_argument("source", help="folder of the checkpoint, or its name on the Hub")
     parser.add_argument("output", help="new folder")

@@ -22,7 +22,7 @@ from hf_relpos.training.summary import format_summary
 
 
 def add_evaluate(commands: Any) -> None:
-    """`evaluate`: what a model folder makes of a text."""
+    """Add `evaluate`, which measures a model folder on a text."""
     parser = commands.add_parser("evaluate", help="loss, perplexity, bits per byte and accuracy of a model folder on a text")
     parser.add_argument("folder", help="folder of a model and its tokenizer, or their name on the Hub")
     parser.add_argument("text", nargs="*", help="files, folders or patterns; default: validation part of the stdlib")

@@ -1,4 +1,4 @@
-"""`generate`: continue a prompt with the model of a folder."""
+"""Add `generate`, which continues a prompt with the model of a folder."""
 
 import argparse
 from typing import Any
@@ -15,7 +15,7 @@ from hf_relpos.training.summary import sample
 
 
 def add_generate(commands: Any) -> None:
-    """`generate`: continue a prompt with the model of a folder."""
+    """Add `generate`, which continues a prompt with the model of a folder."""
     parser = commands.add_parser("generate", help="continue a prompt with the model of a folder")
     parser.add_argument("folder", help="folder of a causal model and its tokenizer, or their name on the Hub")
     parser.add_argument("--prompt", required=True, help="text to continue; '' begins a document")

@@ -1,1 +1,1 @@
-"""How checkpoints of other architectures become those of this package: one short file a source."""
+"""Convert checkpoints of other architectures to those of this package: one short file a source."""

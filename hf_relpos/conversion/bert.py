@@ -75,7 +75,7 @@ def language_heads(causal: bool) -> list[Head]:
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """Norms after the sums; Shaw's vectors on keys and perhaps on queries, or learned absolute positions."""
+    """Plan norms after the sums, and Shaw's vectors on keys and perhaps on queries, or learned absolute positions."""
     settings.require("add_cross_attention", [False], "there is no attention to an encoder")
     settings.require("position_embedding_type", list(KINDS), "it is unknown")
     causal, kind = settings("is_decoder", False), settings("position_embedding_type", "absolute")
@@ -89,7 +89,7 @@ def plan(settings: Settings, weights: Weights) -> Plan:
         fields["position_parameters"] = {"max_distance": furthest, **fields["position_parameters"]}
 
         def turn(table: torch.Tensor) -> torch.Tensor:
-            """Rows of key minus query from rows of query minus key; a decoder needs those of the past only."""
+            """Return rows of key minus query from rows of query minus key; a decoder needs those of the past only."""
             return table.flip(0)[: furthest + 1] if causal else table.flip(0)
 
         table = r"encoder\.layer\.(\d+)\.attention\.self\.distance_embedding\.weight"

@@ -12,7 +12,7 @@ from hf_relpos.model.modeling_relpos import RelPosDecoderModel
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """ALiBi with the slopes of the released code, normed embeddings, biases everywhere."""
+    """Plan ALiBi with the slopes of the released code, normed embeddings and biases everywhere."""
     settings.require("apply_residual_connection_post_layernorm", [False], "the residual is what enters a layer, not its norm")
     config = RelPosDecoderConfig(
         **settings.common(),

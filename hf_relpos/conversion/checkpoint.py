@@ -19,7 +19,7 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read: the content of `config.json` and all weights by name."""
+    """A checkpoint as it was read: the content of `config.json` and all weights by name."""
 
     source: str
     config: dict[str, Any]

@@ -39,7 +39,7 @@ RULES = [
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """BERT with disentangled attention over one table of distances."""
+    """Plan BERT with disentangled attention over one table of distances."""
     settings.require("relative_attention", [True], "without it, positions are absolute only")
     settings.require("position_biased_input", [False], "absolute positions do not go with relative ones here")
     settings.require("conv_kernel_size", [0], "there is no convolution beside the first layer")

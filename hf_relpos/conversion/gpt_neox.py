@@ -14,7 +14,7 @@ from hf_relpos.model.modeling_relpos import RelPosDecoderModel
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """RoPE in halves over a part of the channels, usually parallel residuals, q, k and v fused head by head."""
+    """Plan RoPE in halves over a part of the channels, usually parallel residuals, and q, k and v fused head by head."""
     config = RelPosDecoderConfig(
         **settings.common(),
         intermediate_size=settings("intermediate_size"),

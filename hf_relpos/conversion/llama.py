@@ -22,7 +22,7 @@ RULES = [
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """RoPE in halves, grouped heads, gated feed-forward, RMS norms."""
+    """Plan RoPE in halves, grouped heads, a gated feed-forward and RMS norms."""
     config = RelPosDecoderConfig(
         **settings.common(),
         intermediate_size=settings("intermediate_size"),

@@ -1,4 +1,4 @@
-"""What every source has to say: the configuration here, the rules for its weights, and the heads that it may have."""
+"""Plans of conversion: the configuration here, the rules for the weights of a source, and the heads that it may have."""
 
 import re
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one checkpoint is converted.
+    """The plan by which one checkpoint is converted.
 
     Attributes:
         config: the configuration here.

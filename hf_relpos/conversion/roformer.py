@@ -21,7 +21,7 @@ from hf_relpos.model.scheme_base import sinusoid
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """BERT with RoPE of neighbouring channels; narrow embeddings are normalised before they are projected."""
+    """Plan BERT with RoPE of neighbouring channels; narrow embeddings are normalised before they are projected."""
     settings.require("add_cross_attention", [False], "there is no attention to an encoder")
     settings.require("rotary_value", [False], "values are not turned here")
     _check_angles(weights)

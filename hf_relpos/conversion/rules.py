@@ -1,4 +1,4 @@
-"""How the weights of one model become those of another: strict rules by name, and a report of each weight."""
+"""Turn the weights of one model into those of another: strict rules by name, and a report of each weight."""
 
 import re
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Change = Callable[[torch.Tensor], torch.Tensor | Sequence[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of the weights whose whole name fits a pattern.
+    """A rule for the weights whose whole name fits a pattern.
 
     Attributes:
         pattern: regular expression of the name, without the prefix of the base model.
@@ -60,7 +60,7 @@ def with_prefix(prefix: str, rule: Rule) -> Rule:
 
 @dataclass
 class Report:
-    """What became of the weights of a checkpoint.
+    """A report of what became of the weights of a checkpoint.
 
     Attributes:
         source: the kind of checkpoint.
@@ -80,7 +80,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """How many weights were used, and each one that was not, or that the checkpoint did not have."""
+        """Return how many weights were used, and name each one that was not, or that the checkpoint did not have."""
         counts = f"{len(self.used)} weights used, {len(self.unused)} unused, {len(self.missing)} missing"
         lines = [f"{self.source} became {self.model}: {counts}"]
         lines += [f"unused: {name}: {reason}" for name, reason in self.unused.items()]

@@ -54,7 +54,7 @@ class Settings:
             raise ValueError(f"{self.source}: {name}={value!r} cannot be converted: {reason}; only {listed} can")
 
     def common(self) -> dict[str, Any]:
-        """Fields that mean the same here."""
+        """Return the fields that mean the same here."""
         fields = {name: self(name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             fields[name] = self(name, None)
@@ -65,10 +65,10 @@ class Settings:
 
     @property
     def architectures(self) -> list[str]:
-        """The model classes that the checkpoint was saved from, as far as it says."""
+        """Return the model classes that the checkpoint was saved from, as far as it says."""
         return list(self("architectures", []))
 
     @property
     def unread(self) -> list[str]:
-        """Fields that nothing was made of."""
+        """Return the fields that nothing was made of."""
         return sorted(set(self._values) - self._read - _COMMON)

@@ -21,7 +21,7 @@ HEADS = skip(r"(classifier|classification_head|qa_outputs|lm_head)\..*", "a head
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """RMS norms, unscaled scores, buckets of distances; those of the first block serve all, except in UMT5."""
+    """Plan RMS norms, unscaled scores and buckets of distances; those of the first block serve all, except in UMT5."""
     fields = _fields(settings)
     owner = r"\1" if fields["share_positions"] == "layer" else "shared"
     if not any(".decoder.block." in f".{name}" for name in weights):
@@ -65,7 +65,7 @@ def _fields(settings: Settings) -> dict[str, Any]:
 
 
 def _stack_rules(stack: str, owner: str, target: str | None = None) -> list[Rule]:
-    """Rules of one stack, whose `owner` has the buckets, to names within it or, by default, within an encoder-decoder."""
+    """Return the rules of one stack, whose `owner` has the buckets, to names in it or, by default, in an encoder-decoder."""
     layer, last = rf"{stack}\.block\.(\d+)\.layer\.0\.", rf"{stack}\.block\.(\d+)\.layer\.{1 + (stack == 'decoder')}\."
     cross = rf"{stack}\.block\.(\d+)\.layer\.1\."
     here = f"{stack}." if target is None else target

@@ -39,7 +39,7 @@ LAYER_RULES = [
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """Four terms of attention, norms after the sums or before the sub-layers alone, scaled embeddings, memory; adaptive embeddings and softmax."""
+    """Plan four terms of attention, norms after the sums or before the sub-layers alone, memory, and adaptive embeddings and softmax."""
     _refuse(settings)
     config = _config(settings)
     layers = range(config.num_hidden_layers)
@@ -98,7 +98,7 @@ def _config(settings: Settings) -> RelPosDecoderConfig:
 
 
 def _plain_rules(config: RelPosDecoderConfig, borrowed: Sequence[int]) -> tuple[list[Rule], list[Rule]]:
-    """Rules of embeddings and head without clusters; narrow embeddings are scaled here before they are projected."""
+    """Return the rules of embeddings and head without clusters; narrow embeddings are scaled here before they are projected."""
     entry = [rename(r"word_emb\.emb_layers\.0\.weight", "embed_tokens.weight")]
     head = [rename(r"crit\.out_layers\.0\.(\w+)", r"lm_head.\1")]
     width = config.embedding_size or config.hidden_size
@@ -110,7 +110,7 @@ def _plain_rules(config: RelPosDecoderConfig, borrowed: Sequence[int]) -> tuple[
 
 
 def _adaptive_rules(config: RelPosDecoderConfig, borrowed: Sequence[int], original: bool) -> tuple[list[Rule], list[Rule]]:
-    """Rules of adaptive embeddings and head; the paper's code numbers the clusters of its head from the last one."""
+    """Return the rules of adaptive embeddings and head; the paper's code numbers the clusters of its head from the last one."""
     bounds = cluster_bounds(config)
     sizes, clusters = [end - start for start, end in bounds], range(len(bounds))
     tables = [f"embed_tokens.tables.{index}.weight" for index in clusters]
@@ -143,7 +143,7 @@ def _adaptive_rules(config: RelPosDecoderConfig, borrowed: Sequence[int], origin
 def _projections(
     first: int, embeddings: Sequence[str], heads: Sequence[str], borrowed: Sequence[int], gain: float = 1.0
 ) -> list[Rule]:
-    """Rules of the head's projections, which are stored the other way round.
+    """Return the rules of the head's projections, which are stored the other way round.
 
     Args:
         first: number of the embeddings' projection, and of the first one of the head.

@@ -52,7 +52,7 @@ NO_MEMORY = "mem_len is not set: the encoder carries no memory; transformers wou
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """Transformer-XL's terms with norms after the sums; an encoder has a term for token types, and a query stream."""
+    """Plan Transformer-XL's terms with norms after the sums; an encoder has a term for token types, and a query stream."""
     settings.require("attn_type", ["bi", "uni"], "it is unknown")
     settings.require("bi_data", [False], "a half of each batch would run backwards")
     clamp = settings("clamp_len", -1)

@@ -1,4 +1,4 @@
-"""Which files a run reads: names, folders and patterns to paths, each file once, and what was left out."""
+"""Find the files that a run reads: names, folders and patterns become paths, each file once; what was left out is counted."""
 
 import glob
 import os

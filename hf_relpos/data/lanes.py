@@ -60,7 +60,7 @@ class LaneView(Dataset):
         return block
 
     def _size(self, index: int, block: Any = None) -> int:
-        """Tokens of a block, or a ValueError if it has not as many as the first."""
+        """Return the tokens of a block; raise a ValueError if it has not as many as the first."""
         size = len(ids_of(self.blocks[index] if block is None else block, index))
         if size != (expected := getattr(self, "block_size", size)):
             raise ValueError(f"block {index} has {size} tokens and block 0 has {expected}: lanes need blocks of one length")

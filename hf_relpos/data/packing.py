@@ -183,7 +183,7 @@ class MaskingCollator(DataCollatorForLanguageModeling):
 
 
 def without_targets(blocks: Any) -> Any:
-    """Blocks for the training of a masked language model, whose targets the collator makes anew every time."""
+    """Return blocks for the training of a masked language model, whose targets the collator makes anew every time."""
     return blocks.remove_columns(["labels", "shift_labels"])
 
 

@@ -1,4 +1,4 @@
-"""What a language model makes of text: exact, token-weighted numbers, whatever the batches were."""
+"""Evaluate language models on text: exact, token-weighted numbers, whatever the batches were."""
 
 import logging
 import math
@@ -42,7 +42,7 @@ def score_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], targets: torch.T
 
 
 def language_model_metrics(prediction: EvalPrediction, byte_count: int | None = None) -> dict[str, float]:
-    """Metrics of a whole evaluation from the rows of `score_rows`.
+    """Compute the metrics of a whole evaluation from the rows of `score_rows`.
 
     Args:
         prediction: what Trainer hands to `compute_metrics`.
@@ -77,7 +77,7 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 def perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[float]:
-    """Perplexity of each text; every token counts once.
+    """Compute the perplexity of each text; every token counts once.
 
     A text longer than a model with a bound takes is read in windows that advance by half their length, so that all but
     the first window's tokens see at least half a window.

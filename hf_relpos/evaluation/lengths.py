@@ -1,4 +1,4 @@
-"""What a causal language model makes of the same tokens at other lengths than it was trained at, without further training.
+"""Evaluate a causal language model on the same tokens at other lengths than it was trained at, without further training.
 
 Every length scores the same tokens: windows of the greatest length are taken from the documents once, and a shorter length reads
 each of them in pieces. What differs between two lengths is then the context alone. Works for any causal model of transformers.

@@ -46,7 +46,7 @@ class Difference(NamedTuple):
 
     @property
     def real(self) -> bool:
-        """Whether the corrected test finds a difference."""
+        """Return whether the corrected test finds a difference."""
         return self.p is not None and self.p < ALPHA
 
 

@@ -1,4 +1,4 @@
-"""How many bytes of text a language model predicts: what bits per byte are to be divided by."""
+"""Count the bytes of text that a language model predicts, by which bits per byte are divided."""
 
 import os
 from collections.abc import Iterable

@@ -7,19 +7,19 @@ from torch import nn
 
 
 def embedding_width(config: Any) -> int:
-    """Width of what token embeddings give; adaptive ones project to `hidden_size` themselves."""
+    """Return the width of what token embeddings give; adaptive ones project to `hidden_size` themselves."""
     adaptive = getattr(config, "cutoffs", None)
     return config.hidden_size if adaptive else config.embedding_size or config.hidden_size
 
 
 def cluster_bounds(config: Any) -> list[tuple[int, int]]:
-    """First token of each cluster, and the first token beyond."""
+    """Return the first token of each cluster, and the first token beyond."""
     edges = [0, *config.cutoffs, config.vocab_size]
     return list(zip(edges[:-1], edges[1:], strict=True))
 
 
 def cluster_widths(config: Any) -> list[int]:
-    """Width of each cluster's table."""
+    """Return the width of each cluster's table."""
     first = config.embedding_size or config.hidden_size
     return [first // config.div_val**index for index in range(len(config.cutoffs) + 1)]
 
@@ -92,7 +92,7 @@ class AdaptiveHead(nn.Module):
         return torch.cat(parts, -1)
 
     def _losses(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Negative log-probabilities of the targets alone: a cluster is scored only where it is the target's.
+        """Return the negative log-probabilities of the targets alone: a cluster is scored only where it is the target's.
 
         Args:
             hidden_states: `(batch, sequence, hidden_size)`.
@@ -115,7 +115,7 @@ class AdaptiveHead(nn.Module):
 
 
 def tied_tables(config: Any) -> dict[str, str]:
-    """Which tables of a head share the memory of which tables of the embeddings."""
+    """Return which tables of a head share the memory of which tables of the embeddings."""
     clusters = range(len(config.cutoffs) + 1)
     return {f"lm_head.tables.{index}.weight": f"model.embed_tokens.tables.{index}.weight" for index in clusters}
 

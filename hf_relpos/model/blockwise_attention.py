@@ -35,7 +35,7 @@ from .toeplitz import weighted
 def _attend(
     parts: BlockTensors, plan: BlockSettings, block: Block, scores: torch.Tensor, buffers: BufferPool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output `(heads, batch, rows, head_dim)` and log-sum-exp `(heads, batch, rows)` of one block."""
+    """Return output `(heads, batch, rows, head_dim)` and log-sum-exp `(heads, batch, rows)` of one block."""
     if fusible(parts, plan):
         return fused_attention(content_query(parts, plan), parts.key, parts.value, scores)
     whole = whole_scores(parts, plan, scores, buffers)
@@ -92,7 +92,7 @@ def _padded(table: torch.Tensor, entries: int) -> torch.Tensor:
 
 
 def _hidden(positions: Positions, distances: int, dtype: torch.dtype) -> torch.Tensor:
-    """Minus infinity at the distances that order and window hide, `(1, distances)`."""
+    """Return minus infinity at the distances that order and window hide, `(1, distances)`, 0 elsewhere."""
     distance = torch.arange(distances, device=positions.query.device) + positions.bounds[0]
     unseen = distance > 0 if positions.ordered else torch.zeros_like(distance, dtype=torch.bool)
     if positions.window is not None and positions.given_mask is None:

@@ -74,7 +74,7 @@ class _Gradients:
 
     @property
     def fuses(self) -> bool:
-        """Whether the kernel's own backward pass will do: nothing is learned from the scores but queries and keys."""
+        """Return whether the kernel's own backward pass will do: nothing is learned from the scores but queries and keys."""
         asked = (self.sums.bias, self.parts.query_vectors, self.parts.key_vectors, self.plan.dense, self.plan.factors)
         return fusible(self.parts, self.plan) and all(part is None for part in asked)
 

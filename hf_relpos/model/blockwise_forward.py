@@ -1,4 +1,4 @@
-"""What one block of attention is made of, for the forward and the backward pass alike.
+"""Compute one block of attention, for the forward and the backward pass alike.
 
 The queries of a block run backwards (`toeplitz.py`), so that its scores are a view of numbers per distance.
 """
@@ -36,7 +36,7 @@ MIXED = 2**16
 
 
 class BlockTensors(NamedTuple):
-    """What the blocks are computed from, heads first: `(heads, batch, length, head_dim)`, the queries backwards.
+    """The tensors that blocks are computed from, heads first: `(heads, batch, length, head_dim)`, the queries backwards.
 
     The bias is `(heads, distances)`; vectors are `(heads|1, entries, head_dim)`, the first of distance number `BlockSettings.near`.
     """
@@ -66,7 +66,7 @@ def _of_heads(tensor: torch.Tensor | None, heads: slice) -> torch.Tensor | None:
 
 
 class BlockSettings(NamedTuple):
-    """How the blocks are computed: everything that has no gradient."""
+    """The settings by which blocks are computed: everything that has no gradient."""
 
     positions: Positions
     scale: float
@@ -101,7 +101,7 @@ class Block(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Return the numbers of rows and columns."""
         return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
 
 

@@ -49,7 +49,7 @@ class _Tiles:
         self.windows = vectors.index_select(1, self.entry).unfold(1, rows + size - 1, size)
 
     def empty(self, buffers: BufferPool) -> torch.Tensor:
-        """Room for products `(heads|1, tiles, others, distances of a tile)`."""
+        """Return room for products `(heads|1, tiles, others, distances of a tile)`."""
         return buffers.empty("tiles", *self.keys.shape[:-1], self.rows + self.size - 1, dtype=self.keys.dtype)
 
     def view(self, met: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ class _Tiles:
         return matrix.unflatten(-1, (self.count, self.size)).unflatten(0, (self.shared, -1))
 
     def untiled(self, states: torch.Tensor) -> torch.Tensor:
-        """`(heads|1, tiles, others, head_dim)` to `(heads, batch, columns, head_dim)`."""
+        """Turn `(heads|1, tiles, others, head_dim)` into `(heads, batch, columns, head_dim)`."""
         parts = states.unflatten(2, (-1, self.outer[1], self.size))
         return parts.permute(0, 2, 3, 1, 4, 5).flatten(3, 4).flatten(0, 1)
 
@@ -78,7 +78,7 @@ def _tiles(near: slice, keys: torch.Tensor, vectors: torch.Tensor, first: int, r
 
 
 def _by_head(left: torch.Tensor, windows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """`left @ windows`, a head at a time: windows overlap, and the product of all heads would begin by copying them."""
+    """Multiply `left @ windows` a head at a time: windows overlap, and the product of all heads would begin by copying them."""
     for head, window, product in zip(left, windows, out, strict=True):
         torch.bmm(head, window, out=product)
     return out

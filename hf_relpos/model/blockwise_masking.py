@@ -23,7 +23,7 @@ def labels_of(key_valid: torch.Tensor | None, key_document: torch.Tensor | None)
 
 
 class KeyRanges:
-    """Where the runs of one row begin and end.
+    """The runs of keys that one row sees: where they begin and end.
 
     Args:
         labels: `(key,)`, as of `labels_of`.

@@ -1,4 +1,4 @@
-"""What every configuration is checked for: numbers within bounds, heads that divide, and names that are nearly those of fields."""
+"""Check configurations: numbers within bounds, heads that divide, and names that are nearly those of fields."""
 
 import math
 from dataclasses import fields

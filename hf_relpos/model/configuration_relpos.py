@@ -44,7 +44,7 @@ def auto_map(family: str, heads: tuple[str, ...], suffix: str = "") -> dict[str,
 @strict
 class RelPosConfig(PreTrainedConfig):
     r"""
-    What all families have in common. Use [`RelPosEncoderConfig`], [`RelPosDecoderConfig`] or [`RelPosSeq2SeqConfig`].
+    The fields that all families have in common. Use [`RelPosEncoderConfig`], [`RelPosDecoderConfig`] or [`RelPosSeq2SeqConfig`].
 
     Args:
         vocab_size (`int`): number of tokens.
@@ -160,7 +160,7 @@ class RelPosConfig(PreTrainedConfig):
 
     @property
     def trained_length(self) -> int:
-        """The `max_position_embeddings` as given and saved, whether they are a bound or not."""
+        """Return the `max_position_embeddings` as given and saved, whether they are a bound or not."""
         return vars(self)["max_position_embeddings"]
 
     def __getattribute__(self, name: str) -> Any:

@@ -122,7 +122,7 @@ class RelPosSeq2SeqConfig(RelPosConfig):
         return [name for names in sides for name in ([names] if isinstance(names, str) else names or [])]
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> RelPosConfig:
-        """This configuration, or the one of a single stack: the decoder's is what a cache is built from."""
+        """Return this configuration, or the one of a single stack: the decoder's is what a cache is built from."""
         return self if decoder == encoder else self.stacks()[bool(decoder)]
 
     def _check_positions(self) -> None:

@@ -144,7 +144,7 @@ class MemoryGenerationMixin(GenerationMixin):
         memory: SegmentMemory | None = None,
         **kwargs: Any,
     ) -> Any:
-        """transformers' `generate`, which may begin from a memory.
+        """Generate as transformers does, from a memory if there is one.
 
         Args:
             inputs: `(batch, sequence)` the tokens that follow the remembered ones, at least one.

@@ -21,7 +21,7 @@ from .transformer_stack import RelPosPreTrainedModel
 
 
 class ClassifierHead(RelPosPreTrainedModel):
-    """What all classification heads share. A subclass says its base model, its loss, its output, and what it reads."""
+    """The base of all classification heads. A subclass says its base model, its loss, its output, and what it reads."""
 
     model_class: ClassVar[type[RelPosPreTrainedModel]]
     output_class: ClassVar[type[ModelOutput]]

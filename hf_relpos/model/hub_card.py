@@ -1,4 +1,4 @@
-"""What goes to the Hub beside weights and code: the card and the tokenizer of the folder that a model came from."""
+"""Upload more than weights and code to the Hub: the card and the tokenizer of the folder that a model came from."""
 
 from pathlib import Path
 from typing import Any

@@ -378,7 +378,7 @@ class RelPosDecoderForCausalLM(RelPosPreTrainedModel, MemoryGenerationMixin):
         return nn.functional.pad(attention_mask, (0, max(0, slots - attention_mask.shape[1])))
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
-        """No position numbers: they follow from the mask and the cache, and distances from indices."""
+        """Return no position ids: they follow from the mask and the cache, and distances from indices."""
         return None
 
 

@@ -130,7 +130,7 @@ def build_positions(
 
 
 def source_positions(queries: int, source: torch.Tensor, attention_mask: torch.Tensor | None) -> Positions:
-    """Positions of attention to another sequence: no distance has a meaning, and only padding is hidden.
+    """Return the positions of attention to another sequence: no distance has a meaning, and only padding is hidden.
 
     Args:
         queries: number of queries.
@@ -170,7 +170,7 @@ def _documents(
     cached: tuple[int | torch.Tensor, int, int] | None,
     memory_length: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Tokens before each query in its document, `(batch|1, sequence)`, and the number of its document or None."""
+    """Return the tokens before each query in its document, `(batch|1, sequence)`, and the number of its document or None."""
     if valid is not None and valid.shape[0] not in (1, shape[0]):
         raise ValueError(f"attention_mask has {valid.shape[0]} rows, the input a batch of {shape[0]}")
     reset = check_reset_mask(reset_mask, shape, cached is not None)
@@ -186,7 +186,7 @@ def _documents(
 
 
 def _behind_memory(valid: torch.Tensor, memory_length: torch.Tensor, slots: int) -> torch.Tensor:
-    """Which keys count, `(batch, slots + sequence)`, from `valid (batch, sequence)` and the valid tokens of the memory `(batch,)`."""
+    """Return which keys count, `(batch, slots + sequence)`, from `valid (batch, sequence)` and the memory's lengths `(batch,)`."""
     return torch.cat([torch.arange(slots, device=valid.device) >= slots - memory_length[:, None], valid], 1)
 
 
@@ -223,7 +223,7 @@ def _begins_padded(valid: torch.Tensor | None, past: int | torch.Tensor) -> bool
 def _given_positions(
     position_ids: torch.Tensor, own: torch.Tensor, key: torch.Tensor, offset: int, padded: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Query and key positions from the numbers that the caller gave.
+    """Return query and key positions from the position ids that the caller gave.
 
     Args:
         position_ids: `(batch|1, query)`, `(batch|1, key)`, or all tokens from the first one on.

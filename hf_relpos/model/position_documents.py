@@ -1,4 +1,4 @@
-"""Which tokens begin a document in a packed row, and how far each token stands in its own.
+"""Find the tokens that begin a document in a packed row, and how far each token stands in its own.
 
 A caller marks documents by `reset_mask`, or as the packing collators of transformers and TRL do: by `seq_idx`, by
 `cu_seq_lens_q`, or by `position_ids` that begin anew at 0. All of them become the one `reset_mask`.

@@ -81,7 +81,7 @@ def append_position_ids(
 
 
 def remember_position_ids(cache: Cache | EncoderDecoderCache | None, positions: Positions, layers: int) -> None:
-    """Remember the numbers of the tokens of a pass that went through: of all, after the first pass that was given any."""
+    """Keep the position ids of a pass that went through: those of all tokens, after the first pass that was given any."""
     own, known = _numbers(cache, layers)
     if known is not None and not torch.compiler.is_compiling():
         new = _as_keys(positions.query, known.keys.shape[0])

@@ -1,4 +1,4 @@
-"""What schemes make of distances: once for all layers, kept between the steps of decoding, laid out over queries and keys.
+"""Tables over distances: made once for all layers, kept between the steps of decoding, laid out over queries and keys.
 
 `Positions` says who stands where; a scheme answers with a number or a vector for each of some `Distances`; `DistanceTables` stand
 between them. What a scheme says of distances depends on these, on the scheme's weights and on nothing else: so one step of decoding
@@ -43,7 +43,7 @@ class Distances:
 
     @property
     def device(self) -> torch.device:
-        """Where the distances are."""
+        """Return the device of the distances."""
         return self.values.device
 
 
@@ -84,7 +84,7 @@ class DistanceTables:
 
     @lazy
     def distances(self) -> Distances:
-        """All distances between the bounds, or, where position ids leave wide gaps, those that some query meets."""
+        """Return all distances between the bounds, or, where position ids leave wide gaps, those that some query meets."""
         low, high = self.positions.bounds
         if self._met is not None:
             return Distances(self._met[0], low, high, self.positions.dtype)
@@ -92,7 +92,7 @@ class DistanceTables:
 
     @lazy
     def made_for(self) -> Distances:
-        """The distances that schemes are asked for: those of this pass, and before them `spare` more."""
+        """Return the distances that schemes are asked for: those of this pass, and before them `spare` more."""
         if not self.spare:
             return self.distances
         low, high = self.positions.bounds
@@ -135,14 +135,14 @@ class DistanceTables:
 
     @lazy
     def _settings(self) -> tuple[Any, ...]:
-        """All that what is kept depends on beside the scheme."""
+        """Return all that a kept table depends on beside the scheme."""
         low, high, device = self.made_for.low, self.made_for.high, self.made_for.device
         autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
         return low, high, self.made_for.dtype, device, *autocast
 
     @lazy
     def _met(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The distances that are met and the index of each pair's, where position ids leave wide gaps; None else."""
+        """Return the distances that occur and the index of each pair's, where position ids leave wide gaps; None else."""
         low, high = self.positions.bounds
         if self.positions.contiguous or high - low < 2 * sum(self.positions.distance.shape[1:]):
             return None
@@ -194,7 +194,7 @@ Mark = tuple[torch.Tensor, int, int]
 
 @dataclass(frozen=True)
 class _Entry:
-    """What one step made, and all that it was made of: distances, a scheme, and its weights as they were."""
+    """A table that one step made, and all that it was made of: distances, a scheme, and its weights as they were."""
 
     settings: tuple[Any, ...]
     scheme: nn.Module

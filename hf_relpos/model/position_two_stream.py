@@ -52,14 +52,14 @@ def find_targets(target_mapping: torch.Tensor, shape: tuple[int, int]) -> tuple[
 
 
 def content_positions(positions: Positions, hidden: torch.Tensor) -> Positions:
-    """Positions of the content stream: nobody sees what `hidden (batch, query, key of the segment)` hides, but itself."""
+    """Return the positions of the content stream: nobody sees what `hidden (batch, query, key of the segment)` hides, but itself."""
     return replace(positions, given_mask=(positions.visible & ~_over_keys(hidden, positions)) | _itself(positions))
 
 
 def query_positions(
     positions: Positions, hidden: torch.Tensor, targets: torch.Tensor, named: torch.Tensor
 ) -> tuple[Positions, torch.Tensor]:
-    """Positions of the query stream, and which of its rows see any key, `(batch, predict)`.
+    """Return the positions of the query stream, and which of its rows see any key, `(batch, predict)`.
 
     A row that sees nothing, the first of an order, must still run through a softmax; it is shown everything, and what
     comes out has to be left out by the caller. (The released code lets it attend evenly to everything, itself included.)
@@ -93,7 +93,7 @@ def query_positions(
 
 
 def _over_keys(hidden: torch.Tensor, positions: Positions) -> torch.Tensor:
-    """`(batch, 1, query, key)` from a mask over the keys of the segment: no order hides a memory."""
+    """Return `(batch, 1, query, key)` from a mask over the keys of the segment: no order hides a memory."""
     return pad(hidden, (positions.key.shape[1] - hidden.shape[-1], 0))[:, None]
 
 

@@ -1,4 +1,4 @@
-"""Where every query and key stands.
+"""Positions of all queries and keys, and who sees whom.
 
 A forward pass builds one `Positions` (`position_builder.py`) and hands it to all layers. Schemes are asked for its distances
 (`position_tables.py`) and never see a tensor length; the attention layer reads `visible` from it, so that the mask and the biases
@@ -81,12 +81,12 @@ class Positions(Movable):
 
     @property
     def ordered(self) -> bool:
-        """Whether nobody sees the future; a mask of the caller may show it, as for a prefix."""
+        """Return whether nobody sees the future; a mask of the caller may show it, as for a prefix."""
         return self.causal and self.given_mask is None
 
     @property
     def is_toeplitz(self) -> bool:
-        """Whether every distance equals column - row - start, so that shifting views replace gathers."""
+        """Return whether every distance equals column - row - start, so that shifting views replace gathers."""
         return self.contiguous and self.gaps is None and isinstance(self.start, int) and not torch.compiler.is_exporting()
 
     @lazy
@@ -98,7 +98,7 @@ class Positions(Movable):
 
     @lazy
     def token_distance(self) -> torch.Tensor:
-        """Tokens from the query to the key, `(batch|1, query, key)`: as `index_distance`, but padding between them is not counted."""
+        """Return the tokens from the query to the key, `(batch|1, query, key)`; padding between them is not counted."""
         if self.gaps is None:
             return self.index_distance
         own = torch.arange(self.query.shape[1], device=self.gaps.device) + self.start
@@ -106,12 +106,12 @@ class Positions(Movable):
 
     @lazy
     def distance(self) -> torch.Tensor:
-        """Position of the key minus position of the query, `(batch|1, query, key)`: the sign of Shaw and T5."""
+        """Return the position of the key minus that of the query, `(batch|1, query, key)`: the sign of Shaw and T5."""
         return self.token_distance if self.contiguous else self.key[:, None, :] - self.query[:, :, None]
 
     @lazy
     def bounds(self) -> tuple[int, int]:
-        """Smallest and largest distance that a query may meet."""
+        """Return the smallest and the largest distance that a query may meet."""
         queries, keys = self.query.shape[1], self.key.shape[1]
         if self.contiguous:
             start = self.start if isinstance(self.start, int) else None
@@ -132,12 +132,12 @@ class Positions(Movable):
 
     @property
     def hides_more(self) -> bool:
-        """Whether more than order and window limits what is seen."""
+        """Return whether more than order and window limits what is seen."""
         return any(part is not None for part in (self.given_mask, self.key_valid, self.key_document))
 
     @property
     def needs_mask(self) -> bool:
-        """False when causality alone (or nothing) limits what is seen, so that fused kernels can do without a mask."""
+        """Return False when causality alone (or nothing) limits what is seen, so that fused kernels can do without a mask."""
         queries, keys = self.query.shape[1], self.key.shape[1]
         if self.hides_more or not isinstance(self.start, int) or self.start + queries != keys:
             return True
@@ -168,12 +168,12 @@ class Positions(Movable):
 
     @property
     def without_limits(self) -> "Positions":
-        """The same positions where only order and window limit what is seen."""
+        """Return the same positions where only order and window limit what is seen."""
         return replace(self, key_valid=None, query_document=None, key_document=None)
 
     @lazy
     def visible(self) -> torch.Tensor:
-        """Who sees whom, `(batch|1, 1, query, key)`. Every query sees itself, so that no row of a softmax is empty."""
+        """Return who sees whom, `(batch|1, 1, query, key)`. Every query sees itself, so that no row of a softmax is empty."""
         if self.given_mask is not None:
             return self.given_mask
         offset = self.index_distance
@@ -188,7 +188,7 @@ class Positions(Movable):
 
     @lazy
     def furthest(self) -> torch.Tensor:
-        """Distance from each query to the furthest key that it sees, on either side, `(batch|1, query)`."""
+        """Return the distance from each query to the furthest key that it sees, on either side, `(batch|1, query)`."""
         if not self.contiguous or self.gaps is not None or self.hides_more:
             return self.distance.abs().masked_fill(~self.visible[:, 0], 0).amax(-1)
         back = torch.arange(self.query.shape[1], device=self.query.device)[None] + self.start

@@ -42,12 +42,12 @@ class ParameterSpec:
 
     @property
     def kind(self) -> type:
-        """Of a number without choices: int or float."""
+        """Return the kind of a number without choices: int or float."""
         return float if isinstance(self.minimum if self.default is None else self.default, float) else int
 
     @property
     def allowed(self) -> str:
-        """The allowed values in words."""
+        """Return the allowed values in words."""
         if self.choices is not None:
             return "one of " + ", ".join(repr(choice) for choice in self.choices)
         bounds = [f"at least {self.minimum:g}"] if self.minimum is not None else []
@@ -76,7 +76,7 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class LayerProjections:
-    """What a scheme may use of an attention layer.
+    """The parts of an attention layer that a scheme may use.
 
     Attributes:
         layer_idx: the layer's number.
@@ -182,11 +182,11 @@ class PositionScheme(nn.Module):
         """Fill the scheme's own tables; `std` is the model's `initializer_range`."""
 
     def scale(self) -> float:
-        """Factor on the products of queries and keys."""
+        """Return the factor on the products of queries and keys."""
         return self.head_dim**-0.5
 
     def query_gain(self) -> float:
-        """Factor on the initial query projections, for a scheme whose paper moves the scale of the scores into them."""
+        """Return the factor on the initial query projections, for a scheme whose paper moves the scale of the scores into them."""
         return 1.0
 
     def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:
@@ -206,7 +206,7 @@ class PositionScheme(nn.Module):
         return key
 
     def scale_after_cache(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Last change of encoded queries and of all keys, cached ones included, `(batch, kv_heads, key, head_dim)`."""
+        """Change encoded queries and all keys a last time, cached ones included, `(batch, kv_heads, key, head_dim)`."""
         return query, key
 
     def prepare_distances(self, distances: Distances) -> Any:

@@ -27,7 +27,7 @@ class Combined(PositionScheme):
 
     @classmethod
     def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Parameters of each part by its name; the errors are those of the parts."""
+        """Return the parameters of each part by its name; the errors are those of the parts."""
         for name, parameters in given.items():
             if name not in cls.kinds or not isinstance(parameters, dict):
                 raise ValueError(

@@ -77,7 +77,7 @@ class Deberta(PositionScheme):
 
     @property
     def meeting(self) -> tuple[str, ...]:
-        """As what the distances meet the content: keys that meet queries, queries that meet keys."""
+        """Return as what the distances meet the content: keys that meet queries, queries that meet keys."""
         return {"both": ("key", "query"), "c2p": ("key",), "p2c": ("query",)}[self.terms]
 
     @classmethod
@@ -95,7 +95,7 @@ class Deberta(PositionScheme):
         return (self.head_dim * (1 + len(self.meeting))) ** -0.5
 
     def _rows(self, distance: torch.Tensor) -> torch.Tensor:
-        """Row of the table for query minus key."""
+        """Return the row of the table for query minus key."""
         if self.num_buckets is not None:
             distance = deberta_bucket(distance, self.num_buckets, self.max_distance)
         return (distance + self.span).clamp(0, 2 * self.span - 1)

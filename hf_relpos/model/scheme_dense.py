@@ -51,7 +51,7 @@ class CoPE(PositionScheme):
         return ScoreTerms(dense=self._places, learned=(self.table,))
 
     def _places(self, positions: Positions, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """q_i . e[p_ij], mixed between two whole positions, `(batch, heads, query, key)`."""
+        """Return q_i . e[p_ij], mixed between two whole positions, `(batch, heads, query, key)`."""
         # The keys run backwards, so that a running sum counts from the query.
         scores = ((query * self.scale()) @ key.flip(-2).transpose(-1, -2)).to(positions.dtype)
         place = scores.masked_fill_(~positions.visible.flip(-1), float("-inf")).sigmoid_().cumsum(-1)
@@ -108,7 +108,7 @@ class Fire(PositionScheme):
         output: torch.Tensor,
         chosen: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """f of numbers `(batch, query, distances)`, of chosen units alone: `(batch, heads, query, distances)`."""
+        """Return f of numbers `(batch, query, distances)`, of chosen units alone: `(batch, heads, query, distances)`."""
         weight, bias = weight[:, None, None, None], bias[:, None, None, None]
         hidden = torch.addcmul(bias, weight, share).relu_()  # (units, batch, query, distances)
         with without_autocast(share.device):  # numbers of positions stay in float32

@@ -1,4 +1,4 @@
-"""What a scheme can add to the scores of attention, and how that becomes one tensor where nothing less will do.
+"""Terms that a scheme adds to the scores of attention, and one tensor of them where nothing less will do.
 
 Blockwise attention takes the terms as they are (`blockwise_forward.py`).
 """
@@ -41,7 +41,7 @@ class LowRankBias(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoreTerms(Movable):
-    """What a scheme adds to the scores, in the cheapest shape that says it. All parts are optional and add up.
+    """The terms that a scheme adds to the scores, in the cheapest shape that says it. All parts are optional and add up.
 
     The score of query q and key k at distance r is
     `scale * ((q + key_offset) . k + (q + distance_offset) . query_vectors[r] + k . key_vectors[r]) + bias[r] + dense`,
@@ -84,7 +84,7 @@ class ScoreTerms(Movable):
 
     @property
     def is_bias(self) -> bool:
-        """Whether numbers per head and distance are all."""
+        """Return whether numbers per head and distance are all."""
         vectors = (self.query_vectors, self.key_vectors, self.value_vectors, self.key_offset, self.distance_offset)
         return self.bias is not None and all(part is None for part in (*vectors, self.dense, self.factors))
 

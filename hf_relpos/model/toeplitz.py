@@ -136,7 +136,7 @@ def product_gradients(
 
 
 def weighted(weights: torch.Tensor, vectors: torch.Tensor, first: int) -> torch.Tensor:
-    """Sums of vectors, `(heads, batch, rows, head_dim)`, by weights `(heads, batch, rows, distances)`."""
+    """Sum vectors to `(heads, batch, rows, head_dim)`, by weights `(heads, batch, rows, distances)`."""
     folded, entries = _folded(weights, vectors, first)
     return (_by_head(folded, vectors) @ vectors[:, entries]).view(*weights.shape[:-1], -1)
 
@@ -156,5 +156,5 @@ def _folded(numbers: torch.Tensor, vectors: torch.Tensor, first: int) -> tuple[t
 
 
 def _by_head(states: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-    """`(heads, batch, rows, size)` as `(heads|1, rows of all that share vectors, size)`."""
+    """View `(heads, batch, rows, size)` as `(heads|1, rows of all that share vectors, size)`."""
     return states.reshape(vectors.shape[0], -1, states.shape[-1])

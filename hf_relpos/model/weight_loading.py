@@ -26,7 +26,7 @@ class NumberedSchemes(WeightRenaming):
 
     @cached_property
     def saved(self) -> Any:
-        """The configuration that the weights were saved with, which is read only for folders with old names."""
+        """Return the configuration that the weights were saved with, which is read only for folders with old names."""
         return self.config if self.folder is None else type(self.config).from_pretrained(self.folder, **self.options)
 
     def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
@@ -38,7 +38,7 @@ class NumberedSchemes(WeightRenaming):
 
 
 class WeightLoading:
-    """How `from_pretrained` deals with weights of positions: those of another scheme, layer or size are new, and listed."""
+    """Loads weights of positions in `from_pretrained`: those of another scheme, layer or size are new, and listed."""
 
     @staticmethod
     def _load_pretrained_model(model: Any, state_dict: Any, files: Any, load_config: Any, *args: Any, **kwargs: Any) -> Any:

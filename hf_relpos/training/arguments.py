@@ -31,7 +31,7 @@ def argument(default: Any, text: str) -> Any:
 
 @dataclass
 class ModelArguments:
-    """Which model: a new one from its configuration, or a folder to start from."""
+    """The model: a new one from its configuration, or a folder to start from."""
 
     _argument_group_name: ClassVar[str] = "model"
 
@@ -61,7 +61,7 @@ class ModelArguments:
 
 @dataclass
 class DataArguments:
-    """Which text, and how it is cut into tokens and blocks."""
+    """The text, and how it is cut into tokens and blocks."""
 
     _argument_group_name: ClassVar[str] = "text"
 

@@ -1,4 +1,4 @@
-"""Which of two evaluations is the better one, for every metric that this package reports."""
+"""Decide which of two evaluations is the better one, for every metric that this package reports."""
 
 from typing import Any
 

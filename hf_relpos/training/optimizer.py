@@ -75,7 +75,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 class OptimizerFactory:
-    """What `Trainer(optimizer_cls_and_kwargs=(OptimizerFactory, {...}))` calls with the model and the keyword arguments."""
+    """Makes the optimizer of `Trainer(optimizer_cls_and_kwargs=(OptimizerFactory, {...}))` from the model and the keywords."""
 
     def __call__(
         self,

@@ -1,4 +1,4 @@
-"""What of a run's folder goes to the Hub: the model, its tokenizer, its code and its card."""
+"""Publish a run's folder on the Hub: the model, its tokenizer, its code and its card."""
 
 from pathlib import Path
 from typing import Any

@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class Plan(NamedTuple):
-    """What a run is to be, before its model is built.
+    """The plan of a run, before its model is built.
 
     Attributes:
         arguments, data, args: its arguments.

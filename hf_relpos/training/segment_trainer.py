@@ -96,12 +96,12 @@ class SegmentTrainer(CheckedTrainer):
     # Data
 
     def _rows(self, batch_size: int) -> int:
-        """Rows of a batch over all processes; with `split_batches`, Trainer's batch size already counts them all."""
+        """Return the rows of a batch over all processes; with `split_batches`, Trainer's batch size already counts them all."""
         return batch_size * (1 if self.accelerator.split_batches else self.accelerator.num_processes)
 
     @property
     def _turns(self) -> int:
-        """Batches that have lanes of their own: those of an accumulation window, in each group."""
+        """Return the number of batches that have lanes of their own: those of an accumulation window, in each group."""
         return self.args.gradient_accumulation_steps * self.lane_groups
 
     def _train_lanes(self) -> LaneView:

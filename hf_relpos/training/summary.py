@@ -1,4 +1,4 @@
-"""What a run prints at its end: its numbers beside those of general-purpose compressors, and a sample."""
+"""Format what a run prints at its end: its numbers beside those of general-purpose compressors, and a sample."""
 
 import gzip
 import lzma

@@ -1,4 +1,4 @@
-"""What a probe is: a seeded generator of examples whose answers are known."""
+"""Probes: seeded generators of examples whose answers are known."""
 
 import operator
 import zlib
