@@ -39,7 +39,7 @@ LAYER_RULES = [
 
 
 def plan(settings: Settings, weights: Weights) -> Plan:
-    """Plan four terms of attention, norms after the sums or before the sub-layers alone, memory, and adaptive embeddings and softmax."""
+    """Plan four terms of attention, norms after the sums or before the sub-layers, memory, adaptive embeddings and softmax."""
     _refuse(settings)
     config = _config(settings)
     layers = range(config.num_hidden_layers)
