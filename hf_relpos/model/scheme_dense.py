@@ -228,16 +228,10 @@ class DAPE(PositionScheme):
             bias = of_pairs(positions, query, key, *learned[3:])
         scores = ((query * self.scale()) @ key.transpose(-1, -2)).to(positions.dtype)
         with without_autocast(scores.device):  # what is made of scores stays in float32
-            of_scores, of_bias = weight.split(self.heads, 1)
-            hidden = self._of_heads(of_scores, scores, self._of_heads(of_bias, bias, hidden_bias[:, None]))
-            adapted = self._of_heads(output, leaky_relu(hidden, inplace=True), hidden.new_zeros(()))
+            both = torch.cat([scores, bias.expand_as(scores)], 1).flatten(2)  # (batch, 2 heads, pairs)
+            reads, gives = (
+                matrix.expand(both.shape[0], -1, -1) for matrix in (weight, output)
+            )  # else products copy the pairs
+            adapted = gives.bmm(leaky_relu(torch.baddbmm(hidden_bias[:, None], reads, both), inplace=True))
         adapted = adapted.unflatten(-1, scores.shape[2:])
         return adapted if of_pairs is None else adapted + bias
-
-    @staticmethod
-    def _of_heads(weight: torch.Tensor, numbers: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        """Multiply the heads of numbers `(batch, heads, ...)` by a matrix `(units, heads)` and add: `(batch, units, pairs)`."""
-        flat = numbers.flatten(2)
-        return torch.baddbmm(
-            added, weight.expand(flat.shape[0], -1, -1), flat
-        )  # a product of two matrices would copy the numbers
