@@ -26,6 +26,7 @@ from hf_relpos import RelPosEncoderForMaskedLM
 from hf_relpos import RelPosSeq2SeqConfig
 from hf_relpos.__main__ import build_parser
 from hf_relpos.data.tokenizers import build_byte_tokenizer
+from hf_relpos.evaluation.plan import read_comparison
 from hf_relpos.model.scheme_registry import SCHEMES
 from hf_relpos.training.arguments import parse_arguments
 
@@ -164,7 +165,9 @@ def test_commands_of_the_pages_are_understood(command: str, monkeypatch: pytest.
     elif words[:3] == ["python", "-m", "hf_relpos"]:
         cut = words.index("--") if "--" in words else len(words)
         understood = build_parser().parse_args(words[3:cut], argparse.Namespace(rest=words[cut + 1 :]))
-        if understood.command == "compare":
+        if understood.command == "compare" and not understood.vary:
+            read_comparison(understood.config)
+        elif understood.command == "compare":
             parse_arguments([understood.config, *understood.rest])
     elif words[0] == "python" and words[1].endswith(".py"):
         script = (ROOT / words[1]).read_text(encoding="utf-8")

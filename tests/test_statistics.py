@@ -92,7 +92,8 @@ def test_a_missing_seed_leaves_the_others():
     assert found["a", "b"].seeds == 2 and found["a", "b"].real and found["a", "c"].seeds == 3
 
 
-def test_equal_results_differ_in_nothing_and_a_constant_gap_is_real():
+def test_noise_that_was_not_seen_decides_nothing():
+    """Accuracies of few examples may be the same for all seeds by chance."""
     same = {0: 0.5, 1: 0.5}
     values = {"a": same, "b": same, "c": {0: 1.0, 1: 1.0}}
-    assert ranks(values, lower_is_better=False) == {"a": (2, 3), "b": (2, 3), "c": (1, 1)}
+    assert set(ranks(values, lower_is_better=False).values()) == {Rank(1, 3)}

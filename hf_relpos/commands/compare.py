@@ -1,4 +1,4 @@
-"""Compare runs: one `train_lm.py` run for each choice and seed, then a table and a plot."""
+"""`compare`: all cells of a comparison file, or one `train_lm.py` run for each choice and seed."""
 
 import argparse
 import itertools
@@ -17,6 +17,12 @@ from typing import Any
 from tqdm import tqdm
 
 from hf_relpos.data.sources import Documents
+from hf_relpos.evaluation.comparison import estimate_seconds
+from hf_relpos.evaluation.comparison import format_plan
+from hf_relpos.evaluation.comparison import run_cells
+from hf_relpos.evaluation.comparison import start_others
+from hf_relpos.evaluation.plan import read_comparison
+from hf_relpos.evaluation.report import write_results
 from hf_relpos.model.scheme_registry import SCHEMES
 from hf_relpos.training.arguments import DataArguments
 from hf_relpos.training.arguments import RunArguments
@@ -190,27 +196,54 @@ def draw(found: dict[Choice, list[dict[str, Any]]], path: Path) -> None:
 
 
 def add_compare(commands: Any) -> None:
-    """Add `compare`, which trains several choices and seeds and tabulates them."""
-    parser = commands.add_parser("compare", help="train several choices and seeds, and make a table and a plot of them")
-    parser.add_argument("config", help="YAML file of train_lm.py that all runs share")
+    """Add `compare`, which runs a comparison from its file, or several choices and seeds of one run."""
+    parser = commands.add_parser("compare", help="compare schemes over seeds and tasks, or the choices of --vary over seeds")
     parser.add_argument(
-        "--vary",
-        action="append",
-        required=True,
-        metavar="ARGUMENT=VALUE,VALUE",
-        help="what differs; may be given twice",
+        "config",
+        help="comparison, such as configs/compare/quick.yaml; with --vary, YAML file of train_lm.py that all runs share",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of each choice (default: 0)")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be run and about how long it takes")
+    parser.add_argument("--vary", action="append", metavar="ARGUMENT=VALUE,VALUE", help="what differs; may be given twice")
+    parser.add_argument("--seeds", type=int, nargs="+", help="with --vary: seeds of each choice (default: 0)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
-    parser.add_argument("--output_dir", required=True, help="folder for the runs, comparison.md, .json and .png")
-    parser.epilog = "What stands after -- are further arguments of train_lm.py for all runs."
+    parser.add_argument("--output_dir", help="folder for the runs and what comes out (default: that of the comparison)")
+    parser.epilog = "With --vary, what stands after -- are further arguments of train_lm.py for all runs."
     parser.set_defaults(run=run_compare)
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
+    """Run a comparison, or the choices of `--vary`; what is finished is not repeated."""
+    if arguments.jobs < 1:
+        raise ValueError(f"--jobs {arguments.jobs} must be at least 1")
+    if arguments.vary:
+        if arguments.output_dir is None or arguments.dry_run:
+            raise ValueError("--vary needs --output_dir, and has no --dry-run")
+        run_choices(arguments)
+    elif arguments.seeds or arguments.rest:
+        raise ValueError("--seeds and arguments after -- belong to --vary; a comparison has them in its file")
+    else:
+        run_file(arguments)
+
+
+def run_file(arguments: argparse.Namespace) -> None:
+    """Run the cells of a comparison file, then write its tables and reports."""
+    comparison = read_comparison(arguments.config, arguments.output_dir)
+    if arguments.dry_run:
+        print(format_plan(comparison, estimate_seconds(comparison)))
+        return
+    others = start_others(comparison, arguments.jobs - 1)
+    try:
+        run_cells(comparison)
+    finally:
+        for other in others:
+            other.wait()
+    print(write_results(comparison))
+
+
+def run_choices(arguments: argparse.Namespace) -> None:
     """Run what is missing, then write the table; finished runs of the same settings are not repeated."""
     output = Path(arguments.output_dir)
-    tasks = tasks_of(arguments.config, choices(arguments.vary), arguments.seeds, output, arguments.rest)
+    tasks = tasks_of(arguments.config, choices(arguments.vary), arguments.seeds or [0], output, arguments.rest)
     load = _load_once()
     known = [known_results(task, load) for task in tasks]  # before the first run, not in the middle of the last
 

@@ -111,7 +111,7 @@ def differences(values: Values, pairs: Iterable[Pair]) -> dict[Pair, Difference]
                 found[pair] = Difference(Interval(float(gaps[0])), None, 1)
             continue
         mean, error = float(gaps.mean()), max(variance, float(gaps.var(ddof=1))) ** 0.5 / len(gaps) ** 0.5
-        p = float(2 * student.sf(abs(mean) / error, freedom)) if error else float(mean == 0)
+        p = float(2 * student.sf(abs(mean) / error, freedom)) if error else 1.0  # noise that was not seen cannot be judged
         found[pair] = Difference(_interval(mean, error, freedom), p, len(gaps))
     tested = [pair for pair, one in found.items() if one.p is not None]
     corrected = dict(zip(tested, holm([found[pair].p or 0.0 for pair in tested]), strict=True))

@@ -1,0 +1,283 @@
+"""What the numbers of a comparison say: sentences, tables and plots of each task, and what a scheme costs."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hf_relpos.evaluation.page import Heading
+from hf_relpos.evaluation.page import Part
+from hf_relpos.evaluation.page import Plot
+from hf_relpos.evaluation.page import Table
+from hf_relpos.evaluation.page import Text
+from hf_relpos.evaluation.plan import Comparison
+from hf_relpos.evaluation.plots import line_plot
+from hf_relpos.evaluation.plots import scatter_plot
+from hf_relpos.evaluation.statistics import against
+from hf_relpos.evaluation.statistics import best
+from hf_relpos.evaluation.statistics import interval
+from hf_relpos.evaluation.statistics import ranks
+from hf_relpos.evaluation.table import cost_means
+from hf_relpos.evaluation.table import lower_is_better
+from hf_relpos.evaluation.table import measured
+from hf_relpos.evaluation.table import values_of
+
+Rows = list[dict[str, Any]]
+UNITS = {
+    "bits_per_byte": "bits per byte",
+    "loss": "loss (nats a token)",
+    "accuracy": "accuracy (share of asked tokens)",
+    "exact_match": "exact match (share of whole examples)",
+    "effective_context": "effective context (tokens)",
+}
+# The metric of a task is the first of these that it has.
+HEADLINES = ("bits_per_byte", "accuracy", "loss")
+# Names that a sentence lists; there may be more.
+LISTED = 6
+
+
+def headline(rows: Rows, task: str) -> tuple[str, list[int]] | None:
+    """Return the metric that a task is decided by, and its lengths; None without numbers."""
+    found = measured(rows, task)
+    return next(((metric, found[metric]) for metric in HEADLINES if metric in found), None)
+
+
+def conclusions(comparison: Comparison, rows: Rows) -> list[str]:
+    """Return a sentence for each task at its trained length and at its greatest one, and what is missing."""
+    lines = []
+    for task in comparison.tasks:
+        found = headline(rows, task)
+        if found is None:
+            lines.append(f"{task}: no numbers yet.")
+            continue
+        metric, lengths = found
+        ends = [(lengths[0], "the trained length"), (lengths[-1], f"{lengths[-1] / lengths[0]:g} times it")]
+        lines += [
+            f"{task}, {metric.replace('_', ' ')} at {name} ({length}): {_conclude(comparison, rows, task, metric, length)}"
+            for length, name in ends[: len(lengths)]
+        ]
+    failed = sum("failed:" in (row["reason"] or "") for row in rows)
+    missing = sum(row["reason"] == "not finished" for row in rows)
+    if failed or missing:
+        lines.append(f"Not complete: {failed} cells failed and {missing} are not finished; the same command goes on.")
+    return lines
+
+
+def _conclude(comparison: Comparison, rows: Rows, task: str, metric: str, length: int) -> str:
+    """Return who leads, who shares the lead, and how many differ from the baseline."""
+    values, lower = values_of(rows, task, metric, length), lower_is_better(metric)
+    if not values:
+        return "no scheme has a number."
+    places = ranks(values, lower)
+    first = sorted(
+        (name for name in values if places[name].first == 1), key=lambda name: _mean(values, name) * (1 if lower else -1)
+    )
+    leader = best(values, lower)
+    if len(values) == 1:
+        text = f"{leader} is alone, {_short(values[leader])}."
+    elif len(first) == 1 and places[first[0]].last == 1:
+        text = f"{leader} is better than every other scheme, {_short(values[leader])}."
+    else:
+        more = f" and {len(first) - LISTED} more" if len(first) > LISTED else ""
+        names = ", ".join(f"{name} {_short(values[name])}" for name in first[:LISTED])
+        text = f"no winner; {len(first)} of {len(values)} schemes share the first place inside the noise: {names}{more}."
+    baseline = comparison.baselines[task]
+    if baseline in values and len(values) > 1:
+        gaps = [gap for gap in against(values, baseline).values() if gap.real]
+        better = sum((gap.interval.mean < 0) == lower for gap in gaps)
+        text += f" Against the baseline {baseline}: {better} better, {len(gaps) - better} worse, {len(values) - 1 - len(gaps)} inside the noise."
+    return text
+
+
+def _mean(values: Mapping[str, Mapping[int, float]], name: str) -> float:
+    return float(np.mean(list(values[name].values())))
+
+
+def _short(by_seed: Mapping[int, float]) -> str:
+    """Return a mean with half the width of its interval."""
+    found = interval(list(by_seed.values()))
+    return f"{found.mean:.4f}" if found.high is None else f"{found.mean:.4f} ± {found.high - found.mean:.4f}"
+
+
+def task_parts(comparison: Comparison, task: str, rows: Rows, curves: Rows) -> list[Part]:
+    """Return the tables and plots of a task."""
+    found = headline(rows, task)
+    parts: list[Part] = [Heading(f"Task: {task}")]
+    if found is None:
+        return [*parts, Text("No numbers yet.")]
+    metric, lengths = found
+    own = [one for one in curves if one["task"] == task]
+    for name, at in measured(rows, task).items():
+        if name in (metric, "exact_match", "effective_context"):
+            parts.append(_value_table(rows, task, name, at))
+    for length in dict.fromkeys((lengths[0], lengths[-1])):
+        parts += _difference_table(comparison, rows, task, metric, length)
+    lines = {}
+    for scheme in comparison.schemes:
+        cells = [(length, values_of(rows, task, metric, length).get(scheme)) for length in lengths]
+        points = [(length, *interval(list(values.values()))) for length, values in cells if values]
+        if points:
+            lines[scheme] = points
+    if chance := next((one["chance"] for one in own if "chance" in one), None):
+        lines["chance"] = [(length, chance[str(length)], None, None) for length in lengths]
+    parts.append(
+        Plot(
+            figure_name(task, "lengths"),
+            f"{task}: {UNITS[metric]} by length, mean over seeds with 95 % interval; the smallest length was trained.",
+            line_plot(lines, "length (tokens, or the probe's size)", UNITS[metric]),
+        )
+    )
+    return [*parts, *_curve_plots(task, own)]
+
+
+def _value_table(rows: Rows, task: str, metric: str, lengths: list[int]) -> Table:
+    """Return means, intervals and ranks, a scheme a row, the best at the trained length first."""
+    by_length = {length: values_of(rows, task, metric, length) for length in lengths}
+    places = {length: ranks(values, lower_is_better(metric)) for length, values in by_length.items()}
+    sign = 1 if lower_is_better(metric) else -1
+    first = by_length[lengths[0]]
+    names = sorted({name for values in by_length.values() for name in values})
+    names.sort(key=lambda name: sign * _mean(first, name) if name in first else math.inf)
+    lines = []
+    for name in names:
+        cells = []
+        for length in lengths:
+            values = by_length[length].get(name)
+            rank = places[length].get(name)
+            cells += (
+                [_short(values), f"{rank.first}-{rank.last}" if rank.first < rank.last else str(rank.first)]
+                if values and rank
+                else ["", ""]
+            )
+        lines.append((name, *cells))
+    head = [cell for length in lengths for cell in (f"length {length}", "rank")]
+    return Table(f"{task}: {UNITS[metric]}, and the places that each scheme may take.", ("scheme", *head), tuple(lines))
+
+
+def _difference_table(comparison: Comparison, rows: Rows, task: str, metric: str, length: int) -> list[Part]:
+    """Return paired differences to the baseline and to the best scheme; nothing where there is one scheme or one seed."""
+    values = values_of(rows, task, metric, length)
+    if len(values) < 2 or all(len(seeds) < 2 for seeds in values.values()):
+        return []
+    leader, baseline = best(values, lower_is_better(metric)), comparison.baselines[task]
+    others = [name for name in dict.fromkeys((baseline, leader)) if name in values]
+    gaps = {other: against(values, other) for other in others}
+    lines = []
+    for name in sorted(values, key=lambda name: _mean(values, name)):
+        cells = []
+        for other in others:
+            gap = gaps[other].get(name)
+            if gap is None or gap.p is None or gap.interval.high is None:
+                cells += ["", "", ""]
+            else:
+                half = gap.interval.high - gap.interval.mean
+                cells += [f"{gap.interval.mean:+.4f} ± {half:.4f}", f"{gap.p:.3g}", "yes" if gap.real else "no"]
+        lines.append((name, *cells))
+    head = [cell for other in others for cell in (f"minus {other}", "p (Holm)", "real")]
+    caption = f"{task}, length {length}: paired differences in {UNITS[metric]} to the baseline and to the best mean."
+    return [Table(caption, ("scheme", *head), tuple(lines))]
+
+
+def _curve_plots(task: str, curves: Rows) -> list[Part]:
+    """Return the plots of raw curves, means over seeds."""
+    parts: list[Part] = []
+    across = {
+        "loss_by_context": (
+            "context",
+            "loss",
+            "context before the scored tokens (tokens)",
+            "loss by context, the same last tokens",
+        ),
+        "training": ("step", "loss", "training step", "loss of the training batches"),
+    }
+    for kind, (x, y, label, caption) in across.items():
+        lines = _mean_curves(curves, kind, x, y)
+        if lines:
+            plot = line_plot(lines, label, "loss (nats a token)", log=kind != "training")
+            parts.append(Plot(figure_name(task, kind), f"{task}: {caption}, mean over seeds.", plot))
+    spans = [
+        one | {"by_position": one["curves"]["loss_by_position"][-1]} for one in curves if one["curves"].get("loss_by_position")
+    ]
+    for one in spans:
+        one["curves"] = {"bins": [{"at": span["to"] + 1, "loss": span["loss"]} for span in one["by_position"]["by_position"]]}
+    if spans:
+        length = max(one["by_position"]["length"] for one in spans)
+        plot = line_plot(_mean_curves(spans, "bins", "at", "loss"), "position (end of the bin, tokens)", "loss (nats a token)")
+        caption = (
+            f"{task}: loss by position in a text of {length} tokens, or the longest that a scheme reads; mean over seeds."
+        )
+        parts.append(Plot(figure_name(task, "loss_by_position"), caption, plot))
+    return parts
+
+
+def _mean_curves(curves: Rows, kind: str, x: str, y: str) -> dict[str, list[tuple[float, float, None, None]]]:
+    found: dict[str, dict[float, list[float]]] = {}
+    for one in curves:
+        for point in one["curves"].get(kind, []):
+            if y in point:
+                found.setdefault(one["scheme"], {}).setdefault(point[x], []).append(point[y])
+    return {
+        scheme: [(at, sum(values) / len(values), None, None) for at, values in sorted(points.items())]
+        for scheme, points in found.items()
+    }
+
+
+def cost_parts(comparison: Comparison, rows: Rows, costs: Rows, curves: Rows) -> list[Part]:
+    """Return what each scheme costs, its quality beside its cost, and the quality at equal time."""
+    parts: list[Part] = [Heading("Cost")]
+    for task in comparison.tasks:
+        parameters = cost_means(costs, task, "parameters")
+        found = headline(rows, task)
+        if not parameters or found is None:
+            continue
+        columns = {
+            name: cost_means(costs, task, name) for name in ("flops", "peak_memory", "process_seconds", "ratio_to_baseline")
+        }
+        scales = {"flops": 1e9, "peak_memory": 2**20, "process_seconds": 1e-3, "ratio_to_baseline": 1}
+        lines = [
+            (
+                name,
+                f"{parameters[name]:.0f}",
+                *(f"{column[name] / scales[key]:.3g}" if name in column else "" for key, column in columns.items()),
+            )
+            for name in sorted(parameters, key=lambda name: columns["ratio_to_baseline"].get(name, 0.0))
+        ]
+        ratio = f"ratio to {comparison.baselines[task]}"
+        head = ("scheme", "parameters", "operations (G)", "peak memory (MiB)", "processor time (ms)", ratio)
+        parts.append(Table(f"{task}: cost of a training step, mean over seeds.", head, tuple(lines)))
+        metric, lengths = found
+        values = values_of(rows, task, metric, lengths[0])
+        points = {name: (one, _mean(values, name)) for name, one in columns["ratio_to_baseline"].items() if name in values}
+        if points:
+            caption = f"{task}: quality at the trained length against processor time of a step."
+            plot = scatter_plot(points, f"processor time of a step ({ratio})", UNITS[metric])
+            parts.append(Plot(figure_name(task, "cost"), caption, plot))
+            parts += _equal_time(task, [one for one in curves if one["task"] == task], columns["ratio_to_baseline"])
+    return parts
+
+
+def _equal_time(task: str, curves: Rows, ratios: Mapping[str, float]) -> list[Part]:
+    """Return the validation loss where every scheme has had the time that the cheapest one took for all of its steps."""
+    lines = []
+    found = _mean_curves(curves, "validation", "step", "eval_loss")
+    found = {name: points for name, points in found.items() if name in ratios and len(points) > 1}
+    for name, points in found.items():
+        steps, losses = [point[0] for point in points], [point[1] for point in points]
+        reached = steps[-1] * min(ratios[other] for other in found) / ratios[name]
+        if reached >= steps[0]:
+            lines.append((float(np.interp(reached, steps, losses)), name, reached, losses[-1]))
+    if not lines:
+        return []
+    table = tuple((name, f"{reached:.0f}", f"{loss:.4f}", f"{last:.4f}") for loss, name, reached, last in sorted(lines))
+    caption = (
+        f"{task}: validation loss (nats a token) at equal processor time, read off the curve of one run, beside that at equal steps. "
+        "It depends on the machine."
+    )
+    return [Table(caption, ("scheme", "steps in that time", "at equal time", "at equal steps"), table)]
+
+
+def figure_name(*words: str) -> str:
+    """Return a file name made of words."""
+    return re.sub(r"[^\w-]+", "_", "-".join(words))

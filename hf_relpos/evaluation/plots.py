@@ -1,0 +1,83 @@
+"""Plots of a comparison as SVG; the same numbers give the same bytes."""
+
+import io
+from collections.abc import Mapping
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
+
+# Text stays text, and nothing depends on the time.
+SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "hf_relpos", "font.family": "sans-serif", "font.size": 9}
+COLOURS = [*matplotlib.colormaps["tab10"].colors]  # pyright: ignore[reportAttributeAccessIssue]
+MARKERS, STYLES = "osD^vPX", ("-", "--", ":", "-.")
+
+Points = Sequence[tuple[float, float, float | None, float | None]]
+"""Across, up, and the ends of the interval up, if there is one."""
+
+
+def line_plot(lines: Mapping[str, Points], across: str, up: str, log: bool = True) -> str:
+    """Draw a line for each name, with its interval.
+
+    Args:
+        lines: the points of each line.
+        across, up: what the axes show, with the unit.
+        log: whether the axis across is in powers of two.
+    """
+    with matplotlib.rc_context(SETTINGS):
+        figure, axes = _figure(len(lines))
+        for (name, points), (colour, marker, style) in zip(lines.items(), _looks(), strict=False):
+            x, y, low, high = zip(*points, strict=True)
+            axes.plot(x, y, color=colour, marker=marker, linestyle=style, markersize=4, linewidth=1.2, label=_plain(name))
+            if len(points) and all(end is not None for end in (*low, *high)):
+                axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
+        if log:
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(ScalarFormatter())
+        return _finish(figure, axes, across, up, len(lines))
+
+
+def scatter_plot(points: Mapping[str, tuple[float, float]], across: str, up: str) -> str:
+    """Draw a named point for each name."""
+    with matplotlib.rc_context(SETTINGS):
+        figure, axes = _figure(len(points))
+        for (name, (x, y)), (colour, marker, _) in zip(points.items(), _looks(), strict=False):
+            axes.plot([x], [y], color=colour, marker=marker, linestyle="", label=_plain(name))
+        return _finish(figure, axes, across, up, len(points))
+
+
+def _looks() -> cycle:
+    """Return colour, marker and line style of one line after another: seventy differ in colour and marker."""
+    return cycle(
+        (COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)], STYLES[index // len(COLOURS) % len(STYLES)])
+        for index in range(len(COLOURS) * len(MARKERS) * len(STYLES))
+    )
+
+
+def _plain(name: str) -> str:
+    """Return a name whose dollar signs are no mathematics, and which is not hidden by a leading underscore."""
+    name = name.replace("$", r"\$")
+    return f" {name}" if name.startswith("_") else name
+
+
+def _figure(names: int) -> tuple[Figure, Axes]:
+    rows = -(-names // 4)
+    figure = Figure(figsize=(6.5, 3.6 + 0.2 * rows), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _finish(figure: Figure, axes: Axes, across: str, up: str, names: int) -> str:
+    axes.set_xlabel(_plain(across))
+    axes.set_ylabel(_plain(up))
+    axes.grid(alpha=0.3)
+    if names:
+        figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    target = io.StringIO()
+    undated: Any = {"Date": None}
+    figure.savefig(target, format="svg", metadata=undated)
+    text = target.getvalue()
+    return text[text.index("<svg") :]

@@ -1,0 +1,289 @@
+"""Comparisons from a file: their cells, claims, failures and tables, and that a stopped one ends like any other."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from hf_relpos.__main__ import main
+from hf_relpos.evaluation import cells as cells_module
+from hf_relpos.evaluation.cells import CellFolder
+from hf_relpos.evaluation.comparison import cells_root
+from hf_relpos.evaluation.comparison import estimate_seconds
+from hf_relpos.evaluation.comparison import format_plan
+from hf_relpos.evaluation.comparison import run_cells
+from hf_relpos.evaluation.plan import read_comparison
+from hf_relpos.evaluation.report import write_results
+from hf_relpos.evaluation.table import result_rows
+from hf_relpos.evaluation.tasks import run_cell
+
+TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(80))
+SETTINGS = {
+    "config_overrides": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "max_steps": 2,
+    "per_device_train_batch_size": 4,
+    "learning_rate": 0.01,
+    "use_cpu": True,
+    "logging_steps": 1,
+}
+TASKS = {
+    "text": {"kind": "language_modelling", "lengths": [1, 2], "tokens": 128, "settings": {"block_size": 16}},
+    "copy": {"kind": "probe", "probe": "copy", "examples": 4, "sizes": 2},
+}
+
+
+def write_comparison(folder, tasks=None, **given):
+    text = folder / "text.txt"
+    if not text.is_file():
+        text.write_text(TEXT)
+    settings = SETTINGS | {"train_file": [str(text)], "validation_split_percentage": 40} | given.pop("settings", {})
+    whole = {"schemes": ["nope", "learned_absolute"], "seeds": [0, 1], "settings": settings, "tasks": tasks or TASKS} | given
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(whole, sort_keys=False))
+    return path
+
+
+def fake(cell):
+    """What a cell gives, without training."""
+    value = cell.seed + len(cell.scheme) / 10
+    rows = [{"length": length, "metric": "loss", "value": value * length} for length in (1, 2)]
+    result = {"rows": rows, "curves": {"training": []}, "notes": [], "data": "0"}
+    return result, {
+        "seconds": 2.0,
+        "train_seconds": 1.0,
+        "parameters": 5,
+        "flops": 7,
+        "process_seconds": 0.5,
+        "peak_memory": 9,
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A comparison of real cells that ran without a stop; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("whole")
+    main(["compare", str(write_comparison(folder)), "--output_dir", str(folder / "out")])
+    return folder
+
+
+def test_a_comparison_gives_one_row_for_each_number(whole):
+    rows = pq.read_table(whole / "out" / "table.parquet").to_pylist()
+    assert {(row["task"], row["scheme"], row["seed"]) for row in rows} == {
+        (task, scheme, seed) for task in TASKS for scheme in ("nope", "learned_absolute") for seed in (0, 1)
+    }
+    bits = {(row["scheme"], row["length"]): row for row in rows if row["metric"] == "bits_per_byte" and row["seed"] == 0}
+    assert 0 < bits["nope", 32]["value"] < 12 and bits["nope", 32]["reason"] is None
+    assert bits["learned_absolute", 32]["value"] is None and "positions up to 16" in bits["learned_absolute", 32]["reason"]
+    costs = pq.read_table(whole / "out" / "cost.parquet").to_pylist()
+    assert len(costs) == 8 and all(
+        row["flops"] > 0 and row["peak_memory"] > 0 and row["ratio_to_baseline"] > 0 for row in costs
+    )
+    curves = json.loads((whole / "out" / "curves.json").read_text())
+    assert [point["step"] for point in curves[0]["curves"]["training"]] == [1, 2]
+    order = {(one["task"], one["seed"]): set() for one in curves}
+    for one in curves:
+        order[one["task"], one["seed"]].add(one["data"])
+    assert all(len(digests) == 1 for digests in order.values())  # every scheme reads the same
+
+
+def test_a_stopped_comparison_ends_with_the_same_table(whole, tmp_path):
+    """Stopped in the middle of the third cell, whose claim stays behind as that of a dead process."""
+    comparison = read_comparison(whole / "tiny.yaml", str(tmp_path))
+    began = []
+
+    def stopping(cell):
+        began.append(cell)
+        if len(began) == 3:
+            raise KeyboardInterrupt
+        return run_cell(cell)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(comparison, stopping)
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    claim = CellFolder(cells_root(comparison), began[2]).path / "claim-0"
+    claim.write_text(json.dumps({"host": socket.gethostname(), "pid": int(dead.stdout), "started": 0.0}))
+    write_results(comparison)
+    assert "not finished" in {row["reason"] for row in result_rows(comparison)}
+    run_cells(comparison, run_cell)
+    write_results(comparison)
+    assert not claim.exists()
+    assert (tmp_path / "table.parquet").read_bytes() == (whole / "out" / "table.parquet").read_bytes()
+    assert len(list((tmp_path / "cells").iterdir())) == 8
+
+
+@pytest.mark.slow
+def test_a_killed_comparison_ends_with_the_same_table(whole, tmp_path):
+    command = [sys.executable, "-m", "hf_relpos", "compare", str(whole / "tiny.yaml"), "--output_dir", str(tmp_path)]
+    for wanted in (1, 3, 6):
+        process = subprocess.Popen(command)
+        while process.poll() is None and len(list(tmp_path.glob("cells/*/log.txt"))) < wanted:
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not (tmp_path / "table.parquet").exists()
+    subprocess.run(command, check=True)
+    assert (tmp_path / "table.parquet").read_bytes() == (whole / "out" / "table.parquet").read_bytes()
+
+
+def test_finished_cells_are_not_run_again_and_other_settings_are_not_mixed_in(tmp_path):
+    made = []
+
+    def counting(cell):
+        made.append(cell.name)
+        return fake(cell)
+
+    first = read_comparison(write_comparison(tmp_path), str(tmp_path / "out"))
+    run_cells(first, counting)
+    run_cells(first, counting)
+    assert len(made) == len(set(made)) == 8
+    for change in ({"settings": {"learning_rate": 0.02}}, {"schemes": {"nope": {"max_steps": 3}}, "seeds": [0]}):
+        other = read_comparison(write_comparison(tmp_path, **change), str(tmp_path / "out"))
+        assert not {cell.name for cell in other.cells} & set(made)
+        assert {row["reason"] for row in result_rows(other)} == {"not finished"}
+    (tmp_path / "text.txt").write_text(TEXT + "and another line\n")
+    changed = {cell.name for cell in read_comparison(write_comparison(tmp_path), str(tmp_path / "out")).cells}
+    assert changed & set(made) == {name for name in made if name.startswith("copy")}
+
+
+def test_another_code_is_another_cell(tmp_path, monkeypatch):
+    comparison = read_comparison(write_comparison(tmp_path))
+    names = [cell.name for cell in comparison.cells]
+    monkeypatch.setattr(cells_module, "code_digest", lambda: "another")
+    assert not set(names) & {cell.name for cell in comparison.cells}
+
+
+def test_a_failed_cell_is_reported_and_stops_no_other(tmp_path, capsys):
+    comparison = read_comparison(write_comparison(tmp_path), str(tmp_path / "out"))
+
+    def failing(cell):
+        if cell.scheme == "nope" and cell.seed == 1:
+            raise RuntimeError("out of <memory> | really")
+        return fake(cell)
+
+    run_cells(comparison, failing)
+    assert "failed: RuntimeError: out of <memory>" in capsys.readouterr().err
+    summary = write_results(comparison)
+    assert "2 cells failed" in summary
+    failed = [row for row in result_rows(comparison) if row["value"] is None]
+    assert {(row["task"], row["reason"]) for row in failed} == {
+        (task, "failed: RuntimeError: out of <memory> | really") for task in TASKS
+    }
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "out of &lt;memory&gt; | really" in page and "<memory>" not in page
+    assert r"out of \<memory\> \| really" in (tmp_path / "out" / "report.md").read_text()
+    run_cells(comparison, fake)  # tried once more
+    assert all(row["reason"] is None for row in result_rows(comparison))
+
+
+def test_a_cell_is_claimed_once(tmp_path):
+    cell = read_comparison(write_comparison(tmp_path), str(tmp_path / "out")).cells[0]
+    mine, other = CellFolder(tmp_path, cell), CellFolder(tmp_path, cell)
+    assert mine.claim() and not other.claim() and f"process {os.getpid()}" in str(other.holder())
+    claim = mine.path / "claim-0"
+    owner = json.loads(claim.read_text())
+    claim.write_text(json.dumps(owner | {"host": "elsewhere"}))
+    assert not other.claim()  # nobody knows whether a process of another machine lives
+    claim.write_text(json.dumps(owner | {"started": owner["started"] - 100}))  # its number went to this process
+    assert other.claim() and (mine.path / "claim-1").is_file() and not mine.claim()
+    mine.release()
+    claim.write_text("")
+    assert not other.claim()
+    os.utime(claim, (0, 0))
+    assert other.claim()
+    other.write(*fake(cell))
+    other.release()
+    assert not mine.claim() and mine.result == fake(cell)[0]
+
+
+def test_what_a_scheme_cannot_do_is_not_applicable(tmp_path):
+    tasks = {
+        "memory": {"kind": "language_modelling", "mem_len": 8, "settings": {"block_size": 16}},
+        "masked": {"kind": "masked_lm", "settings": {"block_size": 16}},
+    }
+    path = write_comparison(tmp_path, tasks, schemes=["nope", "learned_absolute", "rope"], seeds=[0])
+    comparison = read_comparison(path, str(tmp_path / "out"))
+    reasons = {(cell.task, cell.scheme): cell.not_applicable for cell in comparison.cells}
+    assert reasons["memory", "learned_absolute"].startswith("refused for memory: absolute positions")
+    assert reasons["masked", "nope"].startswith("refused for bidirectional")
+    assert [key for key, reason in reasons.items() if reason is None] == [
+        ("memory", "nope"),
+        ("memory", "rope"),
+        ("masked", "learned_absolute"),
+        ("masked", "rope"),
+    ]
+    run_cells(comparison, fake)
+    write_results(comparison)
+    assert "refused for bidirectional" in (tmp_path / "out" / "report.html").read_text()
+    assert comparison.baselines == {"memory": "nope", "masked": "sinusoidal"}
+
+
+def test_a_plan_says_what_is_to_run_and_how_long_it_takes(tmp_path):
+    comparison = read_comparison(
+        write_comparison(tmp_path, seeds=[0, 1, 2], settings={"max_steps": 20}), str(tmp_path / "out")
+    )
+    assert estimate_seconds(comparison, fake) == {"text": 11.0, "copy": 11.0}  # 2 s for 2 steps, of which 1 s for the steps
+    assert not (tmp_path / "out").exists()
+    run_cells(comparison, lambda cell: fake(cell) if cell.task == "copy" else 1 / 0)
+    seconds = estimate_seconds(comparison, fake)
+    assert seconds == {"text": 11.0, "copy": 2.0}
+    text = format_plan(comparison, seconds)
+    assert "| text | 6 | 0 | 0 | 6 | 11.0 | 1.1 |" in text and "| copy | 6 | 0 | 6 | 0 | 2.0 | 0.0 |" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tasks": {"text": {"kind": "translation"}}}, "tasks: text: .* needs a `kind`, one of language_modelling"),
+        ({"tasks": {"text": {"kind": "probe", "probe": "copi"}}}, "'copi' is none of .*copy"),
+        (
+            {"tasks": {"text": {"kind": "language_modelling", "length": [1]}}},
+            "unknown argument 'length'; did you mean 'lengths'",
+        ),
+        ({"tasks": {"text": {"kind": "language_modelling", "lengths": [0]}}}, "lengths: .0. must be a list of multiples"),
+        ({"tasks": {"text": {"kind": "language_modelling", "schemes": ["t5"]}}}, "schemes: 't5' is none of nope"),
+        ({"schemes": ["alibx"]}, "unknown position_scheme 'alibx'"),
+        ({"baseline": "alibx"}, "unknown position_scheme 'alibx'"),
+        ({"seeds": [0, 0]}, "seeds: .0, 0. must be a list of different whole numbers"),
+        ({"seed": [0]}, "unknown argument 'seed'; did you mean 'seeds'"),
+        ({"settings": {"max_stepz": 3}}, "task text, scheme nope: unknown argument 'max_stepz'"),
+        ({"settings": {"max_steps": -1}}, "max_steps is missing"),
+        ({"schemes": {"nope": {"position_parameters": {"slopes": 1}}}}, "task text, scheme nope: "),
+    ],
+)
+def test_a_wrong_file_is_refused_before_anything_is_run(tmp_path, given, message):
+    given.setdefault("tasks", {"text": TASKS["text"] | {"settings": {"block_size": 16}}})
+    with pytest.raises(SystemExit, match=message):
+        main(["compare", str(write_comparison(tmp_path, **given)), "--output_dir", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_arguments_of_the_two_forms_are_not_mixed(tmp_path):
+    path = str(write_comparison(tmp_path))
+    for words, message in [
+        (["--seeds", "0"], "belong to --vary"),
+        (["--jobs", "0"], "at least 1"),
+        (["--vary", "mem_len=0"], "needs --output_dir"),
+    ]:
+        with pytest.raises(SystemExit, match=message):
+            main(["compare", path, *words])
+
+
+def test_a_memory_connects_the_segments_of_a_probe(tmp_path):
+    """With memory of the whole past, rows read in segments give the answers of rows read at once."""
+    import torch
+
+    from hf_relpos.evaluation.probe_trainer import read_in_segments
+    from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
+    from hf_relpos.model.modeling_relpos import RelPosDecoderForCausalLM
+
+    fields = {**SETTINGS["config_overrides"], "vocab_size": 20, "position_scheme": "alibi"}
+    model = RelPosDecoderForCausalLM(RelPosDecoderConfig(**fields, mem_len=32, sliding_window=None)).eval()
+    ids = torch.randint(20, (2, 30))
+    torch.testing.assert_close(read_in_segments(model, ids, 8), read_in_segments(model, ids, None))
