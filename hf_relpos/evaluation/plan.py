@@ -85,10 +85,7 @@ def read_comparison(file: str | Path, output: str | None = None) -> Comparison:
     ):
         raise ValueError(f"{where}seeds: {seeds!r} must be a list of different whole numbers, such as [0, 1, 2]")
     tasks = dict(_tasks(given["tasks"], where))
-    chosen = {True: given.get("baseline", "nope"), False: given.get("encoder_baseline", "sinusoidal")}
-    baselines = {name: chosen[_is_causal(task)] for name, task in tasks.items()}
-    for name in set(baselines.values()):
-        scheme_class(name)
+    baselines = {name: _baseline(given, task, schemes) for name, task in tasks.items()}
     texts: dict[str, dict[str, Any]] = {}
     cells = []
     for name, task in tasks.items():
@@ -97,7 +94,8 @@ def read_comparison(file: str | Path, output: str | None = None) -> Comparison:
                 raise ValueError(f"{where}tasks: {name}: schemes: {scheme!r} is none of {', '.join(schemes)}")
             for seed in seeds:
                 settings = _settings(given.get("settings", {}), task, schemes[scheme], seed)
-                cells.append(_cell(name, task, scheme, seed, settings, baselines[name]))
+                fields = schemes.get(baselines[name], {"position_scheme": baselines[name]})
+                cells.append(_cell(name, task, scheme, seed, settings, fields))
     _refuse_wrong_settings(cells, where)
     cells = [_with_text(cell, texts) for cell in cells]
     folder = Path(output or given.get("output_dir") or f"runs/compare/{Path(file).stem}")
@@ -153,6 +151,23 @@ def _is_causal(task: Mapping[str, Any]) -> bool:
     return task["kind"] == "language_modelling" or (task["kind"] == "probe" and PROBES[task["probe"]].family == "decoder")
 
 
+def _baseline(given: dict[str, Any], task: dict[str, Any], schemes: dict[str, dict[str, Any]]) -> str:
+    """Return the scheme that a task's others are compared with: the named one, or the first that can do the task."""
+    named = given.get("baseline" if _is_causal(task) else "encoder_baseline")
+    able = (name for name in task["schemes"] or schemes if name in schemes and not _refusals(task, schemes[name]))
+    found = named or next(able, next(iter(schemes)))
+    if found not in schemes:
+        scheme_class(found)
+    return found
+
+
+def _refusals(task: Mapping[str, Any], scheme: Mapping[str, Any]) -> list[str]:
+    """Return why a scheme cannot do a task."""
+    uses = ["causal" if _is_causal(task) else "bidirectional", *(["memory"] if task.get("mem_len") else [])]
+    kinds = [scheme_class(one) for one in _names(scheme["position_scheme"])]
+    return [f"refused for {use}: {kind.refuses[use]}" for use in uses for kind in kinds if use in kind.refuses]
+
+
 def _settings(shared: dict[str, Any], task: dict[str, Any], scheme: dict[str, Any], seed: int) -> dict[str, Any]:
     """Return the arguments of `train_lm.py` of a cell: those of the comparison, the task and the scheme, in this order."""
     found: dict[str, Any] = dict(PLAIN_SETTINGS)
@@ -169,16 +184,13 @@ def _settings(shared: dict[str, Any], task: dict[str, Any], scheme: dict[str, An
     return found | own | FIXED
 
 
-def _cell(name: str, task: dict[str, Any], scheme: str, seed: int, settings: dict[str, Any], baseline: str) -> Cell:
+def _cell(name: str, task: dict[str, Any], scheme: str, seed: int, settings: dict[str, Any], baseline: dict[str, Any]) -> Cell:
     options = {key: value for key, value in task.items() if key not in ("kind", "settings", "schemes", "mem_len")}
     if task["kind"] == "probe":
         segment = task["segment"] or settings["block_size"] // 2
         options["segment"] = segment if settings.get("mem_len") else None
-    use = "causal" if _is_causal(task) else "bidirectional"
-    uses = [use, "memory"] if settings.get("mem_len") else [use]
-    kinds = [scheme_class(one) for one in _names(settings["position_scheme"])]
-    refused = [f"refused for {one}: {kind.refuses[one]}" for one in uses for kind in kinds if one in kind.refuses]
-    options["baseline"] = baseline
+    options["baseline"] = {key: baseline[key] for key in ("position_scheme", "position_parameters") if key in baseline}
+    refused = _refusals(task, settings)
     return Cell(name, task["kind"], scheme, seed, settings, options, {}, refused[0] if refused else None)
 
 

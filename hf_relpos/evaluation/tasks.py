@@ -167,7 +167,7 @@ def ask(model: PreTrainedModel, examples: Any, size: int, segment: int | None, b
 
 def _cost(cell: Cell, model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Measure a step beside one of the baseline, which has no memory."""
-    fields = model.config.to_dict() | {"position_scheme": cell.options["baseline"], "position_parameters": {}}
+    fields = model.config.to_dict() | {"position_parameters": {}} | cell.options["baseline"]
     if "mem_len" in fields:
         fields |= {"mem_len": 0, "sliding_window": None}
     auto = AutoModelForMaskedLM if is_masked(model.config) else AutoModelForCausalLM
