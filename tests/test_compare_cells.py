@@ -221,7 +221,7 @@ def test_what_a_scheme_cannot_do_is_not_applicable(tmp_path):
     run_cells(comparison, fake)
     write_results(comparison)
     assert "refused for bidirectional" in (tmp_path / "out" / "report.html").read_text()
-    assert comparison.baselines == {"memory": "nope", "masked": "sinusoidal"}
+    assert comparison.baselines == {"memory": "nope", "masked": "learned_absolute"}
 
 
 def test_a_plan_says_what_is_to_run_and_how_long_it_takes(tmp_path):
