@@ -28,6 +28,9 @@ from hf_relpos.__main__ import build_parser
 from hf_relpos.data.tokenizers import build_byte_tokenizer
 from hf_relpos.evaluation.plan import read_comparison
 from hf_relpos.model.scheme_registry import SCHEMES
+from hf_relpos.training.arguments import DataArguments
+from hf_relpos.training.arguments import ModelArguments
+from hf_relpos.training.arguments import RunArguments
 from hf_relpos.training.arguments import parse_arguments
 
 ROOT = Path(__file__).parent.parent
@@ -174,6 +177,15 @@ def test_commands_of_the_pages_are_understood(command: str, monkeypatch: pytest.
         assert all(word in script for word in words[2:] if word.startswith("--"))
     else:
         assert words[0] in ("python", "source", "pip", "head", "tail", "pre-commit"), "a command that no test knows"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_arguments_in_the_text_exist(page: Path) -> None:
+    """Those of `train_lm.py` and of the commands, wherever a sentence names one."""
+    parsers = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
+    known = {option for parser in parsers.values() for action in parser._actions for option in action.option_strings}
+    known |= {f"--{field.name}" for group in (ModelArguments, DataArguments, RunArguments) for field in fields(group)}
+    assert {*re.findall(r"`(--\w[\w-]*)", page.read_text(encoding="utf-8"))} <= known
 
 
 def anchors_of(page: Path) -> set[str]:
