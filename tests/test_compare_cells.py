@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -19,6 +21,7 @@ from hf_relpos.evaluation.comparison import cells_root
 from hf_relpos.evaluation.comparison import estimate_seconds
 from hf_relpos.evaluation.comparison import format_plan
 from hf_relpos.evaluation.comparison import run_cells
+from hf_relpos.evaluation.findings import peers
 from hf_relpos.evaluation.plan import read_comparison
 from hf_relpos.evaluation.report import write_results
 from hf_relpos.evaluation.table import result_rows
@@ -287,3 +290,60 @@ def test_a_memory_connects_the_segments_of_a_probe(tmp_path):
     model = RelPosDecoderForCausalLM(RelPosDecoderConfig(**fields, mem_len=32, sliding_window=None)).eval()
     ids = torch.randint(20, (2, 30))
     torch.testing.assert_close(read_in_segments(model, ids, 8), read_in_segments(model, ids, None))
+
+
+def test_a_report_stands_alone_and_escapes_names(tmp_path):
+    name = "<b>$x_1$</b> | `t`"
+    schemes = {"nope": {}, name: {"position_scheme": "rope"}}
+    comparison = read_comparison(write_comparison(tmp_path, schemes=schemes, seeds=[0, 1, 2]), str(tmp_path / "out"))
+    run_cells(comparison, fake)
+    write_results(comparison)
+    page, plain = ((tmp_path / "out" / f"report.{kind}").read_text() for kind in ("html", "md"))
+    assert "<b>" not in page and "&lt;b&gt;$x_1$&lt;/b&gt;" in page
+    assert r"\<b\>$x_1$\</b\> \| \`t\`" in plain
+    assert page.index("What to conclude") < page.index("Task: text") < page.index("How it was made")
+    assert not re.search(r"(src|href)=.(http|file|figures)|@import|<script|<link", page)  # nothing else is loaded
+    assert page.count("<svg") == page.count("<figcaption>") > 0 and 'name="viewport"' in page and "@media print" in page
+    for word in ("seed", "torch", "SHA-256", "--output_dir", "Holm"):
+        assert word in page and word in plain
+    for figure in re.findall(r"\]\((figures/.*?)\)", plain):
+        assert (tmp_path / "out" / figure).read_text().startswith("<svg")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")}
+    write_results(comparison)
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")}
+
+
+def test_conclusions_name_no_winner_inside_the_noise(tmp_path):
+    def noisy(gap):
+        def run(cell):
+            value = 2.0 + cell.seed + (gap if cell.scheme == "rope" else 0) + 0.01 * (cell.seed * len(cell.scheme) % 3)
+            rows = [{"length": 8, "metric": "loss", "value": value}]
+            return fake(cell)[0] | {"rows": rows}, fake(cell)[1]
+
+        return run
+
+    for gap, sentence in [(0.0, "no winner; 2 of 2 schemes share"), (-1.0, "rope is better than every other scheme")]:
+        path = write_comparison(tmp_path, {"text": TASKS["text"]}, schemes=["nope", "rope"], seeds=[0, 1, 2])
+        comparison = read_comparison(path, str(tmp_path / f"out{gap}"))
+        run_cells(comparison, noisy(gap))
+        assert sentence in write_results(comparison)
+
+
+def test_another_checkpoint_stands_in_the_same_plot(whole, tmp_path):
+    text = read_comparison(whole / "tiny.yaml").cells[0].text["validation"]["sha256"]
+    rows = [{"length": 16, "bits_per_byte": 3.0}, {"length": 32, "not_applicable": "too long"}]
+    path = tmp_path / "peer.json"
+    settings = {"train_file": [str(whole / "text.txt")]}
+    for digest, shown in [(text, True), ("another text", False)]:
+        path.write_text(json.dumps({"lengths": rows, "text": digest}))
+        file = write_comparison(tmp_path, {"text": TASKS["text"]}, also={"a peer": str(path)}, settings=settings)
+        comparison = read_comparison(file, str(tmp_path / "out"))
+        assert peers(comparison, "text", "bits_per_byte") == ({"a peer": [(16, 3.0, None, None)]} if shown else {})
+    with pytest.raises(ValueError, match="also: there is no file .*absent.json"):
+        read_comparison(write_comparison(tmp_path, also={"a peer": "absent.json"}))
+
+
+def test_modules_that_only_read_results_exist():
+    """A name that is left out of the digest of the code by mistake would let results of other code be taken."""
+    folder = Path(cells_module.__file__).parent
+    assert all((folder / f"{name}.py").is_file() for name in cells_module.READERS)

@@ -35,11 +35,19 @@ def test_a_malformed_choice_is_named() -> None:
 
 
 def test_rows_hold_means_and_the_best_comes_first() -> None:
+    first, second, third = choices(["position_scheme=t5,rope,alibi"])
+    losses = {first: [2.0, 1.8, 1.9], second: [1.7, 1.5, 1.61], third: [1.71, 1.5, 1.6]}
+    rows = summarise({choice: [{"eval_loss": loss} for loss in values] for choice, values in losses.items()}, [0, 1, 2])
+    assert [(row["position_scheme"], row["rank"]) for row in rows] == [("rope", "1-2"), ("alibi", "1-2"), ("t5", "3")]
+    assert rows[2]["eval_loss"] == pytest.approx(1.9)
+    assert rows[2]["interval"] == pytest.approx(0.1 / 3**0.5 * 4.302653, rel=1e-5)  # Student's t, two degrees of freedom
+    assert "| t5 | 3 | 1.9000 | 3 | 0.2484 |" in as_markdown(rows)
+
+
+def test_one_seed_has_no_rank() -> None:
     first, second = choices(["position_scheme=t5,rope"])
-    rows = summarise({first: [{"eval_loss": 2.0}, {"eval_loss": 1.8}], second: [{"eval_loss": 1.7}, {"eval_loss": 1.7}]})
-    assert [row["position_scheme"] for row in rows] == ["rope", "t5"]
-    assert rows[1]["eval_loss"] == pytest.approx(1.9) and rows[1]["spread"] == pytest.approx(0.2)
-    assert "| t5 | 2 | 1.9000 | 0.2000 |" in as_markdown(rows)
+    rows = summarise({first: [{"eval_loss": 2.0}], second: [{"eval_loss": 1.7}]}, [0])
+    assert all(row["rank"] is None for row in rows) and "rank" not in as_markdown(rows)
 
 
 def make_comparing(folder, monkeypatch):

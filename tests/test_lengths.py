@@ -114,6 +114,7 @@ def test_the_command_prints_tables_and_writes_json(tmp_path, capsys):
     main([*command, "--output", str(tmp_path / "lengths.json")])
     printed = capsys.readouterr().out
     report = json.loads((tmp_path / "lengths.json").read_text())
+    assert (tmp_path / "lengths.svg").read_text().startswith("<svg")
     assert f"| 16 | {report['lengths'][0]['loss']:.4f} |" in printed
     assert "| 64 | not applicable: the model has learned positions up to 32 only |" in printed
     assert f"Effective context: {report['effective_context']} tokens" in printed

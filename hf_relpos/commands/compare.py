@@ -23,6 +23,8 @@ from hf_relpos.evaluation.comparison import run_cells
 from hf_relpos.evaluation.comparison import start_others
 from hf_relpos.evaluation.plan import read_comparison
 from hf_relpos.evaluation.report import write_results
+from hf_relpos.evaluation.statistics import interval
+from hf_relpos.evaluation.statistics import ranks
 from hf_relpos.model.scheme_registry import SCHEMES
 from hf_relpos.training.arguments import DataArguments
 from hf_relpos.training.arguments import RunArguments
@@ -145,18 +147,28 @@ def run_one(task: Task) -> dict[str, Any]:
     return json.loads(results.read_text(encoding="utf-8"))
 
 
-def summarise(found: dict[Choice, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return one row a choice, the best validation loss first: means over seeds, and the spread of the loss."""
+def summarise(found: dict[Choice, list[dict[str, Any]]], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Return one row a choice, the best mean of the validation loss first: means over seeds, and the places that it may take.
+
+    Args:
+        found: the metrics of each choice, one for each seed.
+        seeds: the seeds.
+    """
 
     def mean(runs: list[dict[str, Any]], key: str) -> float | None:
         values = [run[key] for run in runs if key in run]
         return statistics.mean(values) if values else None
 
+    losses = {
+        choice.name: {seed: run["eval_loss"] for seed, run in zip(seeds, runs, strict=True)} for choice, runs in found.items()
+    }
+    places = ranks(losses, lower_is_better=True)
     rows = []
     for choice, runs in found.items():
-        losses = [run["eval_loss"] for run in runs]
-        row = dict(choice.settings) | {"seeds": len(runs), "eval_loss": statistics.mean(losses)}
-        row["spread"] = max(losses) - min(losses) if len(losses) > 1 else None
+        loss, rank = interval(list(losses[choice.name].values())), places[choice.name]
+        row = dict(choice.settings) | {"seeds": len(runs), "eval_loss": loss.mean}
+        row["rank"] = None if loss.high is None else f"{rank.first}-{rank.last}" if rank.first < rank.last else str(rank.first)
+        row["interval"] = None if loss.high is None else loss.high - loss.mean
         row |= {key: mean(runs, key) for key in ("eval_bits_per_byte", "eval_perplexity", "eval_accuracy", "train_runtime")}
         rows.append(row)
     return sorted(rows, key=lambda row: row["eval_loss"])
@@ -255,7 +267,7 @@ def run_choices(arguments: argparse.Namespace) -> None:
     found: dict[Choice, list[dict[str, Any]]] = {}
     for task, metrics in zip(tasks, results, strict=True):
         found.setdefault(task.choice, []).append(metrics)
-    rows = summarise(found)
+    rows = summarise(found, arguments.seeds or [0])
     (output / "comparison.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     (output / "comparison.md").write_text(as_markdown(rows), encoding="utf-8")
     draw(found, output / "comparison.png")

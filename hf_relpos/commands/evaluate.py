@@ -15,6 +15,7 @@ from hf_relpos.data.sources import stdlib_files
 from hf_relpos.data.tokenizers import load_tokenizer
 from hf_relpos.evaluation.lengths import format_lengths
 from hf_relpos.evaluation.lengths import length_report
+from hf_relpos.evaluation.plots import line_plot
 from hf_relpos.training.run import evaluate
 from hf_relpos.training.run import prepare
 from hf_relpos.training.summary import compressed_bits_per_byte
@@ -36,7 +37,7 @@ def add_evaluate(commands: Any) -> None:
         help="score the same tokens at each of these lengths, by position and by context; any causal model of transformers",
     )
     parser.add_argument("--tokens", type=int, default=2**16, help="with --lengths: about how many to score (default: 65536)")
-    parser.add_argument("--output", help="with --lengths: a JSON file for the numbers")
+    parser.add_argument("--output", help="with --lengths: a JSON file for the numbers; the plot stands beside it as SVG")
     parser.set_defaults(run=run_evaluate)
 
 
@@ -83,4 +84,14 @@ def evaluate_at_lengths(arguments: argparse.Namespace) -> None:
         path = Path(arguments.output)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"model": folder, **report}, indent=2) + "\n", encoding="utf-8")
+        path.with_suffix(".svg").write_text(draw_lengths(folder, report), encoding="utf-8")
     print(format_lengths(report))
+
+
+def draw_lengths(name: str, report: dict[str, Any]) -> str:
+    """Return a plot of the loss by length and by context as SVG."""
+    loss = [(row["length"], row["loss"], None, None) for row in report["lengths"] if "loss" in row]
+    context = [(row["context"], row["loss"], None, None) for row in report["context"]]
+    lines = {"all tokens, by length": loss, "the last tokens, by context": context}
+    across = f"{name}: tokens"
+    return line_plot({label: points for label, points in lines.items() if points}, across, "loss (nats a token)")

@@ -28,7 +28,7 @@ RESULT, COST, ERROR, IDENTITY = "result.json", "cost.json", "error.json", "ident
 # Seconds after which a claim without content, of a process that was killed while it wrote it, counts for nothing.
 UNWRITTEN = 60
 # Modules that only read results: they shape no number of a cell.
-READERS = ("cells", "comparison", "plan", "statistics", "table", "report", "report_html", "plots", "length_tables")
+READERS = ("cells", "comparison", "plan", "statistics", "table", "report", "findings", "cost_findings", "page", "plots")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What the numbers of a comparison say: sentences, tables and plots of each task, and what a scheme costs."""
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_relpos.data.probes import PROBES
 from hf_relpos.evaluation.page import Heading
 from hf_relpos.evaluation.page import Part
 from hf_relpos.evaluation.page import Plot
@@ -14,12 +16,10 @@ from hf_relpos.evaluation.page import Table
 from hf_relpos.evaluation.page import Text
 from hf_relpos.evaluation.plan import Comparison
 from hf_relpos.evaluation.plots import line_plot
-from hf_relpos.evaluation.plots import scatter_plot
 from hf_relpos.evaluation.statistics import against
 from hf_relpos.evaluation.statistics import best
 from hf_relpos.evaluation.statistics import interval
 from hf_relpos.evaluation.statistics import ranks
-from hf_relpos.evaluation.table import cost_means
 from hf_relpos.evaluation.table import lower_is_better
 from hf_relpos.evaluation.table import measured
 from hf_relpos.evaluation.table import values_of
@@ -72,7 +72,7 @@ def _conclude(comparison: Comparison, rows: Rows, task: str, metric: str, length
         return "no scheme has a number."
     places = ranks(values, lower)
     first = sorted(
-        (name for name in values if places[name].first == 1), key=lambda name: _mean(values, name) * (1 if lower else -1)
+        (name for name in values if places[name].first == 1), key=lambda name: mean_of(values, name) * (1 if lower else -1)
     )
     leader = best(values, lower)
     if len(values) == 1:
@@ -88,17 +88,28 @@ def _conclude(comparison: Comparison, rows: Rows, task: str, metric: str, length
         gaps = [gap for gap in against(values, baseline).values() if gap.real]
         better = sum((gap.interval.mean < 0) == lower for gap in gaps)
         text += f" Against the baseline {baseline}: {better} better, {len(gaps) - better} worse, {len(values) - 1 - len(gaps)} inside the noise."
+    guess = chance(comparison, task, length)
+    if guess is not None:
+        lows = [
+            found.mean if found.low is None else found.low
+            for found in (interval(list(one.values())) for one in values.values())
+        ]
+        text += f" Above chance ({guess:.3g}) with their whole interval: {sum(low > guess for low in lows)} of {len(values)}."
     return text
 
 
-def _mean(values: Mapping[str, Mapping[int, float]], name: str) -> float:
+def mean_of(values: Mapping[str, Mapping[int, float]], name: str) -> float:
     return float(np.mean(list(values[name].values())))
 
 
 def _short(by_seed: Mapping[int, float]) -> str:
-    """Return a mean with half the width of its interval."""
+    """Return a mean with half the width of its interval, to two digits of the latter."""
     found = interval(list(by_seed.values()))
-    return f"{found.mean:.4f}" if found.high is None else f"{found.mean:.4f} ± {found.high - found.mean:.4f}"
+    if found.high is None:
+        return f"{found.mean:.4g}"
+    half = found.high - found.mean
+    digits = min(4, max(0, 1 - math.floor(math.log10(half)))) if half > 0 else 4
+    return f"{found.mean:.{digits}f} ± {half:.{digits}f}"
 
 
 def task_parts(comparison: Comparison, task: str, rows: Rows, curves: Rows) -> list[Part]:
@@ -120,8 +131,9 @@ def task_parts(comparison: Comparison, task: str, rows: Rows, curves: Rows) -> l
         points = [(length, *interval(list(values.values()))) for length, values in cells if values]
         if points:
             lines[scheme] = points
-    if chance := next((one["chance"] for one in own if "chance" in one), None):
-        lines["chance"] = [(length, chance[str(length)], None, None) for length in lengths]
+    if chance(comparison, task, lengths[0]) is not None:
+        lines["chance"] = [(length, chance(comparison, task, length) or 0.0, None, None) for length in lengths]
+    lines |= peers(comparison, task, metric)
     parts.append(
         Plot(
             figure_name(task, "lengths"),
@@ -132,6 +144,23 @@ def task_parts(comparison: Comparison, task: str, rows: Rows, curves: Rows) -> l
     return [*parts, *_curve_plots(task, own)]
 
 
+def chance(comparison: Comparison, task: str, size: int) -> float | None:
+    """Return the accuracy of a probe without reading the example; None for other tasks."""
+    cell = next(cell for cell in comparison.cells if cell.task == task)
+    return PROBES[cell.options["probe"]].chance(size) if cell.kind == "probe" else None
+
+
+def peers(comparison: Comparison, task: str, metric: str) -> dict[str, list[tuple[float, float, None, None]]]:
+    """Return the lines of other checkpoints, as `evaluate --lengths` measured them on the text of a task."""
+    cell = next(cell for cell in comparison.cells if cell.task == task)
+    found = {}
+    for name, path in comparison.also.items():
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if cell.kind == "language_modelling" and cell.text and report["text"] == cell.text["validation"]["sha256"]:
+            found[name] = [(row["length"], row[metric], None, None) for row in report["lengths"] if metric in row]
+    return {name: points for name, points in found.items() if points}
+
+
 def _value_table(rows: Rows, task: str, metric: str, lengths: list[int]) -> Table:
     """Return means, intervals and ranks, a scheme a row, the best at the trained length first."""
     by_length = {length: values_of(rows, task, metric, length) for length in lengths}
@@ -139,7 +168,7 @@ def _value_table(rows: Rows, task: str, metric: str, lengths: list[int]) -> Tabl
     sign = 1 if lower_is_better(metric) else -1
     first = by_length[lengths[0]]
     names = sorted({name for values in by_length.values() for name in values})
-    names.sort(key=lambda name: sign * _mean(first, name) if name in first else math.inf)
+    names.sort(key=lambda name: sign * mean_of(first, name) if name in first else math.inf)
     lines = []
     for name in names:
         cells = []
@@ -165,7 +194,7 @@ def _difference_table(comparison: Comparison, rows: Rows, task: str, metric: str
     others = [name for name in dict.fromkeys((baseline, leader)) if name in values]
     gaps = {other: against(values, other) for other in others}
     lines = []
-    for name in sorted(values, key=lambda name: _mean(values, name)):
+    for name in sorted(values, key=lambda name: mean_of(values, name)):
         cells = []
         for other in others:
             gap = gaps[other].get(name)
@@ -193,7 +222,7 @@ def _curve_plots(task: str, curves: Rows) -> list[Part]:
         "training": ("step", "loss", "training step", "loss of the training batches"),
     }
     for kind, (x, y, label, caption) in across.items():
-        lines = _mean_curves(curves, kind, x, y)
+        lines = mean_curves(curves, kind, x, y)
         if lines:
             plot = line_plot(lines, label, "loss (nats a token)", log=kind != "training")
             parts.append(Plot(figure_name(task, kind), f"{task}: {caption}, mean over seeds.", plot))
@@ -204,7 +233,7 @@ def _curve_plots(task: str, curves: Rows) -> list[Part]:
         one["curves"] = {"bins": [{"at": span["to"] + 1, "loss": span["loss"]} for span in one["by_position"]["by_position"]]}
     if spans:
         length = max(one["by_position"]["length"] for one in spans)
-        plot = line_plot(_mean_curves(spans, "bins", "at", "loss"), "position (end of the bin, tokens)", "loss (nats a token)")
+        plot = line_plot(mean_curves(spans, "bins", "at", "loss"), "position (end of the bin, tokens)", "loss (nats a token)")
         caption = (
             f"{task}: loss by position in a text of {length} tokens, or the longest that a scheme reads; mean over seeds."
         )
@@ -212,7 +241,7 @@ def _curve_plots(task: str, curves: Rows) -> list[Part]:
     return parts
 
 
-def _mean_curves(curves: Rows, kind: str, x: str, y: str) -> dict[str, list[tuple[float, float, None, None]]]:
+def mean_curves(curves: Rows, kind: str, x: str, y: str) -> dict[str, list[tuple[float, float, None, None]]]:
     found: dict[str, dict[float, list[float]]] = {}
     for one in curves:
         for point in one["curves"].get(kind, []):
@@ -222,60 +251,6 @@ def _mean_curves(curves: Rows, kind: str, x: str, y: str) -> dict[str, list[tupl
         scheme: [(at, sum(values) / len(values), None, None) for at, values in sorted(points.items())]
         for scheme, points in found.items()
     }
-
-
-def cost_parts(comparison: Comparison, rows: Rows, costs: Rows, curves: Rows) -> list[Part]:
-    """Return what each scheme costs, its quality beside its cost, and the quality at equal time."""
-    parts: list[Part] = [Heading("Cost")]
-    for task in comparison.tasks:
-        parameters = cost_means(costs, task, "parameters")
-        found = headline(rows, task)
-        if not parameters or found is None:
-            continue
-        columns = {
-            name: cost_means(costs, task, name) for name in ("flops", "peak_memory", "process_seconds", "ratio_to_baseline")
-        }
-        scales = {"flops": 1e9, "peak_memory": 2**20, "process_seconds": 1e-3, "ratio_to_baseline": 1}
-        lines = [
-            (
-                name,
-                f"{parameters[name]:.0f}",
-                *(f"{column[name] / scales[key]:.3g}" if name in column else "" for key, column in columns.items()),
-            )
-            for name in sorted(parameters, key=lambda name: columns["ratio_to_baseline"].get(name, 0.0))
-        ]
-        ratio = f"ratio to {comparison.baselines[task]}"
-        head = ("scheme", "parameters", "operations (G)", "peak memory (MiB)", "processor time (ms)", ratio)
-        parts.append(Table(f"{task}: cost of a training step, mean over seeds.", head, tuple(lines)))
-        metric, lengths = found
-        values = values_of(rows, task, metric, lengths[0])
-        points = {name: (one, _mean(values, name)) for name, one in columns["ratio_to_baseline"].items() if name in values}
-        if points:
-            caption = f"{task}: quality at the trained length against processor time of a step."
-            plot = scatter_plot(points, f"processor time of a step ({ratio})", UNITS[metric])
-            parts.append(Plot(figure_name(task, "cost"), caption, plot))
-            parts += _equal_time(task, [one for one in curves if one["task"] == task], columns["ratio_to_baseline"])
-    return parts
-
-
-def _equal_time(task: str, curves: Rows, ratios: Mapping[str, float]) -> list[Part]:
-    """Return the validation loss where every scheme has had the time that the cheapest one took for all of its steps."""
-    lines = []
-    found = _mean_curves(curves, "validation", "step", "eval_loss")
-    found = {name: points for name, points in found.items() if name in ratios and len(points) > 1}
-    for name, points in found.items():
-        steps, losses = [point[0] for point in points], [point[1] for point in points]
-        reached = steps[-1] * min(ratios[other] for other in found) / ratios[name]
-        if reached >= steps[0]:
-            lines.append((float(np.interp(reached, steps, losses)), name, reached, losses[-1]))
-    if not lines:
-        return []
-    table = tuple((name, f"{reached:.0f}", f"{loss:.4f}", f"{last:.4f}") for loss, name, reached, last in sorted(lines))
-    caption = (
-        f"{task}: validation loss (nats a token) at equal processor time, read off the curve of one run, beside that at equal steps. "
-        "It depends on the machine."
-    )
-    return [Table(caption, ("scheme", "steps in that time", "at equal time", "at equal steps"), table)]
 
 
 def figure_name(*words: str) -> str:

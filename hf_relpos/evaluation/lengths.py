@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase
 
+from hf_relpos.data.sources import describe_documents
 from hf_relpos.evaluation.language_model import evaluating
 from hf_relpos.evaluation.language_model import position_bound
 from hf_relpos.evaluation.windows import Windows
@@ -192,7 +193,8 @@ def length_report(
         batch_size: rows of the shortest length that are read at the same time.
 
     Returns:
-        JSON: `lengths` as `evaluate_lengths` gives them, `context` as `loss_by_context`, `effective_context`, `windows`, `notes`.
+        JSON: `lengths` as `evaluate_lengths` gives them, `context` as `loss_by_context`, `effective_context`, `windows`, `notes`, and
+        `text`: the SHA-256 of the documents.
 
     Raises:
         ValueError: a length is below 1, the model is no causal one, or the text is too short.
@@ -209,6 +211,7 @@ def length_report(
         "effective_context": effective_context(context),
         "windows": len(windows.inputs),
         "bytes": windows.byte_count,
+        "text": describe_documents(documents)["sha256"],
         "notes": windows.notes,
     }
 

@@ -22,7 +22,7 @@ from hf_relpos.training.settings_file import read_yaml
 from hf_relpos.training.settings_file import refuse_unknown
 from hf_relpos.training.texts import needed_documents
 
-KEYS = ("title", "schemes", "seeds", "baseline", "encoder_baseline", "output_dir", "settings", "tasks")
+KEYS = ("title", "also", "schemes", "seeds", "baseline", "encoder_baseline", "output_dir", "settings", "tasks")
 # What a task may say, with its default; the rest are arguments of train_lm.py under `settings`.
 COMMON: dict[str, Any] = {"kind": None, "settings": {}, "schemes": None, "batch_size": 16}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -53,6 +53,7 @@ class Comparison:
         schemes, seeds, tasks: their names.
         baselines: by task, the scheme that the others are compared with.
         cells: all of its cells.
+        also: files of `evaluate --lengths --output` whose models stand in the same plots, by name.
     """
 
     title: str
@@ -63,6 +64,7 @@ class Comparison:
     tasks: list[str]
     baselines: dict[str, str]
     cells: list[Cell]
+    also: dict[str, Path]
 
 
 def read_comparison(file: str | Path, output: str | None = None) -> Comparison:
@@ -100,7 +102,13 @@ def read_comparison(file: str | Path, output: str | None = None) -> Comparison:
     cells = [_with_text(cell, texts) for cell in cells]
     folder = Path(output or given.get("output_dir") or f"runs/compare/{Path(file).stem}")
     title = str(given.get("title", Path(file).stem))
-    return Comparison(title, Path(file), folder, list(schemes), seeds, list(tasks), baselines, cells)
+    also = {str(name): Path(path) for name, path in (given.get("also") or {}).items()}
+    for path in also.values():
+        if not path.is_file():
+            raise ValueError(
+                f"{where}also: there is no file {path}; `evaluate FOLDER --lengths ... --output {path}` writes it"
+            )
+    return Comparison(title, Path(file), folder, list(schemes), seeds, list(tasks), baselines, cells, also)
 
 
 def _schemes(given: Any, where: str) -> dict[str, dict[str, Any]]:

@@ -11,8 +11,8 @@ import transformers
 from hf_relpos.evaluation.cells import CellFolder
 from hf_relpos.evaluation.cells import code_digest
 from hf_relpos.evaluation.comparison import cells_root
+from hf_relpos.evaluation.cost_findings import cost_parts
 from hf_relpos.evaluation.findings import conclusions
-from hf_relpos.evaluation.findings import cost_parts
 from hf_relpos.evaluation.findings import task_parts
 from hf_relpos.evaluation.page import Code
 from hf_relpos.evaluation.page import Heading
