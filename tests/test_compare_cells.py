@@ -223,7 +223,8 @@ def test_what_a_scheme_cannot_do_is_not_applicable(tmp_path):
     ]
     run_cells(comparison, fake)
     write_results(comparison)
-    assert "refused for bidirectional" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "refused for bidirectional" in page and "<tr><td>nope</td><td>n/a</td>" in page
     assert comparison.baselines == {"memory": "nope", "masked": "learned_absolute"}
 
 
@@ -347,3 +348,13 @@ def test_modules_that_only_read_results_exist():
     """A name that is left out of the digest of the code by mistake would let results of other code be taken."""
     folder = Path(cells_module.__file__).parent
     assert all((folder / f"{name}.py").is_file() for name in cells_module.READERS)
+
+
+def test_a_scheme_may_have_its_own_memory_and_learning_rate(tmp_path):
+    """So memory, or a grid of learning rates, is compared within one task."""
+    schemes = {"rope": {}, "rope, memory": {"position_scheme": "rope", "mem_len": 8, "learning_rate": 0.5}}
+    cells = read_comparison(write_comparison(tmp_path, {"text": TASKS["text"]}, schemes=schemes, seeds=[0])).cells
+    assert [(cell.settings["mem_len"], cell.settings["learning_rate"]) for cell in cells] == [(0, 0.01), (8, 0.5)]
+    schemes = {"rope": {}, "absolute": {"position_scheme": "learned_absolute", "mem_len": 8}}
+    cells = read_comparison(write_comparison(tmp_path, {"text": TASKS["text"]}, schemes=schemes, seeds=[0])).cells
+    assert cells[0].not_applicable is None and str(cells[1].not_applicable).startswith("refused for memory")

@@ -89,11 +89,16 @@ def code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file that is whole or not there, whoever else writes it at the same time."""
     part = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
-    part.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+    part.write_bytes(content)
     part.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, as `write_bytes` does."""
+    write_bytes(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -153,6 +158,8 @@ class CellFolder:
                 file.write(json.dumps(_this_process()))
         except FileExistsError:
             return False
+        if self.finished:  # by who gave it back just now
+            self.release()
         return not self.finished
 
     def release(self) -> None:

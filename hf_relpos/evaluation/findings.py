@@ -23,6 +23,7 @@ from hf_relpos.evaluation.statistics import ranks
 from hf_relpos.evaluation.table import lower_is_better
 from hf_relpos.evaluation.table import measured
 from hf_relpos.evaluation.table import values_of
+from hf_relpos.evaluation.table import why_empty
 
 Rows = list[dict[str, Any]]
 UNITS = {
@@ -167,22 +168,25 @@ def _value_table(rows: Rows, task: str, metric: str, lengths: list[int]) -> Tabl
     places = {length: ranks(values, lower_is_better(metric)) for length, values in by_length.items()}
     sign = 1 if lower_is_better(metric) else -1
     first = by_length[lengths[0]]
-    names = sorted({name for values in by_length.values() for name in values})
+    empty = why_empty(rows, task)
+    names = sorted({name for values in by_length.values() for name in values} | {name for name, _ in empty})
     names.sort(key=lambda name: sign * mean_of(first, name) if name in first else math.inf)
     lines = []
     for name in names:
         cells = []
         for length in lengths:
-            values = by_length[length].get(name)
-            rank = places[length].get(name)
-            cells += (
-                [_short(values), f"{rank.first}-{rank.last}" if rank.first < rank.last else str(rank.first)]
-                if values and rank
-                else ["", ""]
-            )
+            values, rank = by_length[length].get(name), places[length].get(name)
+            if values and rank:
+                cells += [_short(values), f"{rank.first}-{rank.last}" if rank.first < rank.last else str(rank.first)]
+            else:
+                cells += [empty.get((name, length), empty.get((name, None), "")), ""]
         lines.append((name, *cells))
     head = [cell for length in lengths for cell in (f"length {length}", "rank")]
-    return Table(f"{task}: {UNITS[metric]}, and the places that each scheme may take.", ("scheme", *head), tuple(lines))
+    return Table(
+        f"{task}: {UNITS[metric]}, and the places that each scheme may take; n/a is explained under What has no number.",
+        ("scheme", *head),
+        tuple(lines),
+    )
 
 
 def _difference_table(comparison: Comparison, rows: Rows, task: str, metric: str, length: int) -> list[Part]:

@@ -171,7 +171,10 @@ def _baseline(given: dict[str, Any], task: dict[str, Any], schemes: dict[str, di
 
 def _refusals(task: Mapping[str, Any], scheme: Mapping[str, Any]) -> list[str]:
     """Return why a scheme cannot do a task."""
-    uses = ["causal" if _is_causal(task) else "bidirectional", *(["memory"] if task.get("mem_len") else [])]
+    uses = [
+        "causal" if _is_causal(task) else "bidirectional",
+        *(["memory"] if scheme.get("mem_len", task.get("mem_len")) else []),
+    ]
     kinds = [scheme_class(one) for one in _names(scheme["position_scheme"])]
     return [f"refused for {use}: {kind.refuses[use]}" for use in uses for kind in kinds if use in kind.refuses]
 
@@ -184,7 +187,7 @@ def _settings(shared: dict[str, Any], task: dict[str, Any], scheme: dict[str, An
         found |= layer | ({"config_overrides": overrides} if overrides else {})
     own = {"model_type": "relpos_decoder" if _is_causal(task) else "relpos_encoder", "seed": seed}
     if _is_causal(task):
-        own["mem_len"] = task["mem_len"]
+        own["mem_len"] = scheme.get("mem_len", task["mem_len"])
     if task["kind"] == "probe":
         probe = PROBES[task["probe"]]
         found["config_overrides"] = found.get("config_overrides", {}) | {"vocab_size": probe.vocab_size}

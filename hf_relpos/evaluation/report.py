@@ -10,6 +10,7 @@ import transformers
 
 from hf_relpos.evaluation.cells import CellFolder
 from hf_relpos.evaluation.cells import code_digest
+from hf_relpos.evaluation.cells import write_bytes
 from hf_relpos.evaluation.comparison import cells_root
 from hf_relpos.evaluation.cost_findings import cost_parts
 from hf_relpos.evaluation.findings import conclusions
@@ -29,7 +30,6 @@ from hf_relpos.evaluation.table import RESULTS
 from hf_relpos.evaluation.table import cost_rows
 from hf_relpos.evaluation.table import reasons
 from hf_relpos.evaluation.table import result_rows
-from hf_relpos.evaluation.table import write_bytes
 from hf_relpos.evaluation.table import write_table
 
 METHOD = (

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from hf_relpos.evaluation.cells import COST
 from hf_relpos.evaluation.cells import CellFolder
 from hf_relpos.evaluation.cells import read_json
+from hf_relpos.evaluation.cells import write_bytes
 from hf_relpos.evaluation.comparison import cells_root
 from hf_relpos.evaluation.plan import Comparison
 
@@ -61,13 +62,6 @@ def cost_rows(comparison: Comparison) -> list[Row]:
     return found
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file that is whole or not there."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
-
-
 def write_table(path: Path, rows: list[Row], schema: pa.Schema) -> None:
     """Write rows as Parquet; the same rows give the same bytes."""
     columns = {name: [row.get(name) for row in rows] for name in schema.names}
@@ -104,6 +98,16 @@ def reasons(rows: Iterable[Row]) -> list[tuple[str, str, str, str]]:
             where = "all" if row["length"] is None else f"length {row['length']}"
             found[(row["task"], row["scheme"], where, row["reason"])] = None
     return list(found)
+
+
+def why_empty(rows: Iterable[Row], task: str) -> dict[tuple[str, int | None], str]:
+    """Return, by scheme and length (None: all of them), a word for why there is no number: n/a, failed or not finished."""
+    words = {"failed": "failed", "not fi": "not finished"}
+    return {
+        (row["scheme"], row["length"]): words.get(row["reason"][:6], "n/a")
+        for row in rows
+        if row["task"] == task and row["reason"]
+    }
 
 
 def lower_is_better(metric: str) -> bool:
