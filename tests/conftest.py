@@ -1,5 +1,6 @@
 """Settings of all tests: offline, one seed, one thread."""
 
+import gc
 import os
 
 # For this process and for all that tests start, whatever the shell says: runs that are compared bit by bit must add up in
@@ -13,3 +14,9 @@ import torch
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that is imported out of garbage collection: trainers collect at every turn, and look through all of it."""
+    gc.collect()
+    gc.freeze()

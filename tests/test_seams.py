@@ -1,10 +1,8 @@
 """The seams where other software calls a model: across each, every head with every kind of scheme gives what a plain call gives."""
 
 import copy
-import gc
 import pathlib
 from collections.abc import Callable
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from typing import Any
 from typing import get_type_hints
@@ -62,14 +60,6 @@ def as_embeddings(cell: Cell, model: Any, data: seams.Inputs) -> seams.Inputs:
         name.replace("input_ids", "inputs_embeds"): embed(value).detach() if "input_ids" in name else value
         for name, value in data.items()
     }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def imports_are_no_garbage() -> Iterator[None]:
-    """Each training collects garbage, which takes longer than the training where all that is imported is looked through."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def close(found: Any, wanted: Any, **tolerances: float) -> None:
