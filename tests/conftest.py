@@ -16,7 +16,12 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
+def pytest_configure() -> None:
+    """Collect no garbage while all is imported."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Leave all that is imported out of garbage collection: trainers collect at every turn, and look through all of it."""
-    gc.collect()
     gc.freeze()
+    gc.enable()

@@ -59,25 +59,29 @@ def pair(case: Case, implementation: str, **fields: Any) -> tuple[Any, Any]:
     return case.model(**fields), case.model(attn_implementation=implementation, **fields)
 
 
-def assert_same(case: Case, plain: Any, other: Any, backward: bool) -> None:
+def assert_same(case: Case, plain: Any, *others: Any, backward: bool) -> None:
     """Compare hidden states, and gradients of all parameters, over all kinds of inputs."""
     for kind, given in inputs_of(case).items():
         mask = given.get("attention_mask")
         valid = torch.ones(BATCH, LENGTH).bool() if mask is None or mask.dim() == 4 else mask.bool()
-        wanted, found = (model(ids_of(), **given).last_hidden_state[valid] for model in (plain, other))
-        torch.testing.assert_close(found, wanted, **EXACT, msg=lambda text, kind=kind: f"{kind}: {text}")
-        if backward:
-            direction = torch.randn_like(wanted)
-            gradients = [
-                torch.autograd.grad((states * direction).sum(), list(model.parameters()))
-                for states, model in ((wanted, plain), (found, other))
-            ]
-            torch.testing.assert_close(*gradients, **EXACT, msg=lambda text, kind=kind: f"{kind}: {text}")
+        direction = torch.randn(int(valid.sum()), SIZES["hidden_size"], dtype=torch.float64)
+        wanted = answer_of(plain, given, valid, direction if backward else None)
+        for other in others:
+            path = f"{kind}, {other.config._attn_implementation}, {other.config.attention_path}"
+            found = answer_of(other, given, valid, direction if backward else None)
+            torch.testing.assert_close(found, wanted, **EXACT, msg=lambda text, path=path: f"{path}: {text}")
 
 
-@pytest.mark.parametrize("fields", [{}, {"num_attention_heads": 4, "head_dim": 6, "num_key_value_heads": 2}], ids=str)
+def answer_of(model: Any, given: dict[str, Any], valid: torch.Tensor, direction: torch.Tensor | None) -> list[torch.Tensor]:
+    """Return the hidden states of valid tokens, and the gradients of their sum in a direction."""
+    states = model(ids_of(), **given).last_hidden_state[valid]
+    gradients = () if direction is None else torch.autograd.grad((states * direction).sum(), list(model.parameters()))
+    return [states.detach(), *gradients]
+
+
 @pytest.mark.parametrize("case", ALL)
-def test_sdpa(case: Case, fields: dict[str, int]) -> None:
+def test_sdpa_with_grouped_heads(case: Case) -> None:
+    fields = {"num_attention_heads": 4, "head_dim": 6, "num_key_value_heads": 2}
     assert_same(case, *pair(case, "sdpa", attention_path="dense", **fields), backward=True)
 
 
@@ -89,11 +93,16 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("case", ALL)
-def test_blockwise(case: Case, window: int | None) -> None:
-    fields = {"sliding_window": window} if case.family == "decoder" else {}
-    assert_same(case, *pair(case, "sdpa", **fields), backward=True)
+def test_sdpa_and_blockwise(case: Case) -> None:
+    plain, blockwise = pair(case, "sdpa")
+    assert_same(case, plain, blockwise, case.model(attn_implementation="sdpa", attention_path="dense"), backward=True)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("case", DECODERS)
+def test_blockwise_with_a_window(case: Case) -> None:
+    assert_same(case, *pair(case, "sdpa", sliding_window=5), backward=True)
 
 
 @pytest.fixture

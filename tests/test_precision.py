@@ -26,12 +26,12 @@ def error(states: torch.Tensor, exact: torch.Tensor) -> float:
 def test_error_in_half_precision(case: Case, dtype: torch.dtype) -> None:
     """At the first positions, and where the position is so large that half precision cannot hold it."""
     for first in (0,) if case.scheme == "learned_absolute" else (0, FAR):
-        position = torch.arange(first, first + LENGTH)[None]
-        for implementation in ("eager", "sdpa"):
-            model, ids = case.model(dtype=dtype, attn_implementation=implementation), ids_of()
-            weights = {name: weight.double() for name, weight in model.named_parameters()}
-            exact = expected(model, ids, weights=weights, position=position)
-            budget = 2 * error(expected(model, ids, position=position), exact)
+        position, ids = torch.arange(first, first + LENGTH)[None], ids_of()
+        models = [case.model(dtype=dtype, attn_implementation=implementation) for implementation in ("eager", "sdpa")]
+        weights = {name: weight.double() for name, weight in models[0].named_parameters()}
+        exact = expected(models[0], ids, weights=weights, position=position)
+        budget = 2 * error(expected(models[0], ids, position=position), exact)
+        for model in models:
             found = model(ids, position_ids=position if first else None).last_hidden_state
             assert found.dtype == dtype
             assert error(found, exact) < budget
