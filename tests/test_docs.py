@@ -179,6 +179,16 @@ def test_commands_of_the_pages_are_understood(command: str, monkeypatch: pytest.
         assert words[0] in ("python", "source", "pip", "head", "tail", "pre-commit"), "a command that no test knows"
 
 
+def test_the_comparison_of_the_tutorial_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = blocks_of(DOCS / "tutorials" / "compare.md", "yaml")
+    monkeypatch.chdir(tmp_path)
+    Path("my_texts").mkdir()
+    Path("my_texts/a.txt").write_text("Once upon a time there was a king.\n" * 40, encoding="utf-8")
+    Path("my_comparison.yaml").write_text(block, encoding="utf-8")
+    comparison = read_comparison("my_comparison.yaml")
+    assert comparison.tasks == ["text", "recall"] and len(comparison.cells) == 24
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_arguments_in_the_text_exist(page: Path) -> None:
     """Those of `train_lm.py` and of the commands, wherever a sentence names one."""
