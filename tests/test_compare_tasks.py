@@ -1,0 +1,105 @@
+"""What a cell of a comparison measures: answers of probes, masked tokens, and the cost of a step."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from torch import nn
+
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderForCausalLM
+from hf_relpos import RelPosEncoderConfig
+from hf_relpos.data.probes import PROBES
+from hf_relpos.data.tokenizers import build_byte_tokenizer
+from hf_relpos.evaluation.cost import peak_memory
+from hf_relpos.evaluation.cost import step_cost
+from hf_relpos.evaluation.masked import evaluate_masked
+from hf_relpos.evaluation.tasks import ask
+from hf_relpos.evaluation.windows import take_windows
+
+TOKENIZER = build_byte_tokenizer()
+SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+COPY, ADJACENCY = PROBES["copy"], PROBES["adjacency_marked"]
+
+
+class Answers(nn.Module):
+    """A model that gives the answers it is told to."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, config, answer):
+        super().__init__()
+        self.config, self.answer = config, answer
+
+    def forward(self, input_ids):
+        return SimpleNamespace(logits=nn.functional.one_hot(self.answer(input_ids), self.config.vocab_size).float())
+
+
+def rows_of(rows):
+    return {(row["length"], row["metric"]): row["value"] for row in rows}
+
+
+def test_a_decoder_answers_at_the_token_before():
+    examples = COPY.examples(20, 10, 3)
+    config = RelPosDecoderConfig(vocab_size=COPY.vocab_size, **SIZES)
+    knowing = ask(Answers(config, lambda ids: ids.roll(-1, 1)), examples, 20, None, 4)
+    assert rows_of(knowing) == {(20, "accuracy"): 1.0, (20, "exact_match"): 1.0}
+    repeating = rows_of(ask(Answers(config, lambda ids: ids), examples, 20, None, 4))
+    assert repeating[20, "accuracy"] < 0.2
+
+
+def test_an_encoder_answers_where_it_is_asked():
+    examples = ADJACENCY.examples(8, 50, 3)
+    yes = max(max(labels) for labels in examples["labels"])
+    share = sum(yes in labels for labels in examples["labels"]) / 50
+    config = RelPosEncoderConfig(vocab_size=ADJACENCY.vocab_size, position_scheme="rope", **SIZES)
+    found = rows_of(ask(Answers(config, lambda ids: torch.full_like(ids, yes)), examples, 8, None, 16))
+    assert found == {(8, "accuracy"): pytest.approx(share), (8, "exact_match"): pytest.approx(share)}
+
+
+def test_half_of_an_answer_is_no_exact_match():
+    examples = Dataset.from_dict({"input_ids": [[1, 2, 3], [1, 2, 3]], "labels": [[-100, 2, 3], [-100, 2, 9]]})
+    config = RelPosDecoderConfig(vocab_size=10, **SIZES)
+    found = rows_of(ask(Answers(config, lambda ids: ids.roll(-1, 1)), examples, 3, None, 2))
+    assert found == {(3, "accuracy"): 0.75, (3, "exact_match"): 0.5}
+
+
+def test_the_same_tokens_are_masked_at_every_length():
+    windows = take_windows(Dataset.from_dict({"text": ["the quick brown fox " * 20]}), TOKENIZER, 32, 256)
+    config = RelPosEncoderConfig(vocab_size=len(TOKENIZER), position_scheme="rope", **SIZES)
+    model: Any = Answers(config, lambda ids: torch.full_like(ids, ord(" ")))
+    found = rows_of(evaluate_masked(model, TOKENIZER, windows, [8, 32], 4))
+    assert found[8, "accuracy"] == found[32, "accuracy"] > 0
+    assert found[8, "loss"] == pytest.approx(found[32, "loss"])
+    bounded = RelPosEncoderConfig(
+        vocab_size=len(TOKENIZER), position_scheme="learned_absolute", max_position_embeddings=8, **SIZES
+    )
+    model.config = bounded
+    last = evaluate_masked(model, TOKENIZER, windows, [8, 32], 4)[-1]
+    assert last["value"] is None and "positions up to 8" in last["reason"]
+
+
+def test_peak_memory_is_what_a_call_holds_at_once():
+    def work():
+        for _ in range(3):
+            torch.ones(2**18)  # one MiB, given back each time
+        kept = torch.ones(2**18), torch.ones(2**18)
+        del kept
+
+    assert 2 * 2**20 <= peak_memory(work, torch.device("cpu")) < 2.5 * 2**20
+
+
+def test_the_cost_of_a_step_counts_memory_and_its_batch():
+    def cost(rows, **fields):
+        model = RelPosDecoderForCausalLM(RelPosDecoderConfig(vocab_size=20, position_scheme="nope", **SIZES, **fields))
+        ids = torch.randint(20, (rows, 16))
+        found = step_cost(model, None, {"input_ids": ids, "labels": ids})
+        assert found["parameters"] == sum(weight.numel() for weight in model.parameters())
+        assert model.config._attn_implementation != "eager" and "ratio_to_baseline" not in found
+        return found
+
+    one, two, memory = cost(1), cost(2), cost(1, mem_len=16)
+    assert two["flops"] == 2 * one["flops"] and memory["flops"] > one["flops"]
+    assert two["peak_memory"] > one["peak_memory"] > 0
