@@ -34,7 +34,7 @@ UNITS = {
     "effective_context": "effective context (tokens)",
 }
 # The metric of a task is the first of these that it has.
-HEADLINES = ("bits_per_byte", "accuracy", "loss")
+HEADLINES = ("bits_per_byte", "loss", "accuracy")
 # Names that a sentence lists; there may be more.
 LISTED = 6
 
@@ -109,7 +109,9 @@ def _short(by_seed: Mapping[int, float]) -> str:
     if found.high is None:
         return f"{found.mean:.4g}"
     half = found.high - found.mean
-    digits = min(4, max(0, 1 - math.floor(math.log10(half)))) if half > 0 else 4
+    if half == 0:
+        return f"{found.mean:.4g} ± 0"
+    digits = min(4, max(0, 1 - math.floor(math.log10(half))))
     return f"{found.mean:.{digits}f} ± {half:.{digits}f}"
 
 
@@ -122,7 +124,7 @@ def task_parts(comparison: Comparison, task: str, rows: Rows, curves: Rows) -> l
     metric, lengths = found
     own = [one for one in curves if one["task"] == task]
     for name, at in measured(rows, task).items():
-        if name in (metric, "exact_match", "effective_context"):
+        if name in (metric, "accuracy", "exact_match", "effective_context"):
             parts.append(_value_table(rows, task, name, at))
     for length in dict.fromkeys((lengths[0], lengths[-1])):
         parts += _difference_table(comparison, rows, task, metric, length)
@@ -138,7 +140,7 @@ def task_parts(comparison: Comparison, task: str, rows: Rows, curves: Rows) -> l
     parts.append(
         Plot(
             figure_name(task, "lengths"),
-            f"{task}: {UNITS[metric]} by length, mean over seeds with 95 % interval; the smallest length was trained.",
+            f"{task}: {UNITS[metric]} by length, mean over seeds; the smallest length was trained. Intervals stand in the table.",
             line_plot(lines, "length (tokens, or the probe's size)", UNITS[metric]),
         )
     )
@@ -198,7 +200,8 @@ def _difference_table(comparison: Comparison, rows: Rows, task: str, metric: str
     others = [name for name in dict.fromkeys((baseline, leader)) if name in values]
     gaps = {other: against(values, other) for other in others}
     lines = []
-    for name in sorted(values, key=lambda name: mean_of(values, name)):
+    sign = 1 if lower_is_better(metric) else -1
+    for name in sorted(values, key=lambda name: sign * mean_of(values, name)):
         cells = []
         for other in others:
             gap = gaps[other].get(name)

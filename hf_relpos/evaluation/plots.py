@@ -14,6 +14,8 @@ from matplotlib.ticker import ScalarFormatter
 # Text stays text, and nothing depends on the time.
 SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "hf_relpos", "font.family": "sans-serif", "font.size": 9}
 COLOURS = [*matplotlib.colormaps["tab10"].colors]  # pyright: ignore[reportAttributeAccessIssue]
+# Intervals of more lines than this would hide each other.
+BANDS = 4
 MARKERS, STYLES = "osD^vPX", ("-", "--", ":", "-.")
 
 Points = Sequence[tuple[float, float, float | None, float | None]]
@@ -21,7 +23,7 @@ Points = Sequence[tuple[float, float, float | None, float | None]]
 
 
 def line_plot(lines: Mapping[str, Points], across: str, up: str, log: bool = True) -> str:
-    """Draw a line for each name, with its interval.
+    """Draw a line for each name, with its interval where lines are few.
 
     Args:
         lines: the points of each line.
@@ -33,7 +35,7 @@ def line_plot(lines: Mapping[str, Points], across: str, up: str, log: bool = Tru
         for (name, points), (colour, marker, style) in zip(lines.items(), _looks(), strict=False):
             x, y, low, high = zip(*points, strict=True)
             axes.plot(x, y, color=colour, marker=marker, linestyle=style, markersize=4, linewidth=1.2, label=_plain(name))
-            if len(points) and all(end is not None for end in (*low, *high)):
+            if len(lines) <= BANDS and all(end is not None for end in (*low, *high)):
                 axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
         if log:
             axes.set_xscale("log", base=2)
