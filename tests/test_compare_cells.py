@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from hf_relpos.__main__ import main
+from hf_relpos.data.probes import PROBES
 from hf_relpos.evaluation import cells as cells_module
 from hf_relpos.evaluation.cells import CellFolder
 from hf_relpos.evaluation.comparison import cells_root
@@ -26,7 +27,9 @@ from hf_relpos.evaluation.plan import read_comparison
 from hf_relpos.evaluation.report import write_results
 from hf_relpos.evaluation.table import result_rows
 from hf_relpos.evaluation.tasks import run_cell
+from hf_relpos.model.scheme_registry import SCHEMES
 
+ROOT = Path(__file__).parent.parent
 TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(80))
 SETTINGS = {
     "config_overrides": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
@@ -358,3 +361,29 @@ def test_a_scheme_may_have_its_own_memory_and_learning_rate(tmp_path):
     schemes = {"rope": {}, "absolute": {"position_scheme": "learned_absolute", "mem_len": 8}}
     cells = read_comparison(write_comparison(tmp_path, {"text": TASKS["text"]}, schemes=schemes, seeds=[0])).cells
     assert cells[0].not_applicable is None and str(cells[1].not_applicable).startswith("refused for memory")
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/compare/*.yaml")), ids=lambda path: path.stem)
+def test_committed_comparisons_can_be_run(path, monkeypatch):
+    monkeypatch.setattr("hf_relpos.evaluation.plan._with_text", lambda cell, texts: cell)
+    comparison = read_comparison(path)
+    assert {cell.kind for cell in comparison.cells} >= {"language_modelling"}
+    if path.stem == "quick":
+        assert set(comparison.schemes) == set(SCHEMES)
+        assert {cell.options["probe"] for cell in comparison.cells if cell.kind == "probe"} == set(PROBES)
+
+
+def test_other_processes_take_part_and_the_table_is_the_same(whole, tmp_path):
+    """A process that shares the folder takes what this one has not claimed."""
+    comparison = read_comparison(whole / "tiny.yaml", str(tmp_path))
+    cells = [CellFolder(cells_root(comparison), cell) for cell in comparison.cells]
+    cells_root(comparison).mkdir(parents=True)
+    mine = cells[::2]
+    assert all(folder.claim() for folder in mine)
+    run_cells(comparison)  # as the other process would
+    assert [folder.finished for folder in cells] == [False, True] * 4
+    for folder in mine:
+        folder.write(*run_cell(folder.cell))
+        folder.release()
+    write_results(comparison)
+    assert (tmp_path / "table.parquet").read_bytes() == (whole / "out" / "table.parquet").read_bytes()

@@ -97,10 +97,10 @@ def report_parts(
     if without:
         parts += [Heading("What has no number"), Table("Cells and lengths without a result, with the reason.",
                   ("task", "scheme", "where", "reason"), tuple(without))]  # fmt: skip
-    return [*parts, *_origin(comparison, curves)]
+    return [*parts, *_origin(comparison, costs, curves)]
 
 
-def _origin(comparison: Comparison, curves: list[dict[str, Any]]) -> list[Part]:
+def _origin(comparison: Comparison, costs: list[dict[str, Any]], curves: list[dict[str, Any]]) -> list[Part]:
     """Return how the report was made: command, versions, settings, digests of the data."""
     command = (
         f"python -m hf_relpos compare {shlex.quote(str(comparison.file))} --output_dir {shlex.quote(str(comparison.output))}"
@@ -118,12 +118,13 @@ def _origin(comparison: Comparison, curves: list[dict[str, Any]]) -> list[Part]:
             seen[(one["task"], f"training examples, seed {one['seed']}", "", one["data"])] = None
     notes = sorted({f"{one['task']}: {note}" for one in curves for note in one["notes"]})
     versions = f"Code {code_digest()}, Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}."
+    machines = sorted({one["machine"] for one in costs if "machine" in one})
     return [
         Heading("How it was made"),
         *map(Text, METHOD),
         Code(command),
         Text("To run one row anew, remove its folder under `cells` and give the command again."),
-        Text(versions),
+        Text(" ".join([versions, *(f"Run on {machine}." for machine in machines)])),
         *([Points(tuple(notes))] if notes else []),
         Table("Data: bytes and SHA-256.", ("task", "data", "bytes", "SHA-256"), tuple([*digests, *seen])),
         Code(comparison.file.read_text(encoding="utf-8")),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import platform
 import tempfile
 import time
 from collections.abc import Iterator
@@ -52,6 +53,7 @@ def run_cell(cell: Cell) -> Output:
     began, used = time.perf_counter(), time.process_time()
     with _settings_file(cell) as file:
         result, cost = {"language_modelling": run_text, "masked_lm": run_text, "probe": run_probe}[cell.kind](cell, file)
+    cost |= {"machine": f"{platform.machine()}, {platform.system()}, {torch.get_num_threads()} threads"}
     cost |= {"seconds": time.perf_counter() - began, "all_process_seconds": time.process_time() - used}
     return result, cost
 
