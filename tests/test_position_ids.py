@@ -25,6 +25,11 @@ NUMBERS = {
     "far": torch.tensor([[0, 1, 2, 90, 91, 92, 300, 301, 301, 470, 471]]),
     "interleaved": torch.tensor([[0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7], [7, 3, 10, 6, 2, 9, 5, 1, 8, 4, 0]]),
 }
+ROWS = {
+    "of each row": torch.cat([*NUMBERS.values()]),
+    "of all rows": NUMBERS["far"],
+}
+"""All of them at once, as rows of a batch, and one row for a whole batch."""
 PORTIONS = {"tokens": [1] * 11, "chunks": [3, 1, 5, 2], "prompt": [8, 1, 1, 1]}
 ROPE, ALIBI = Case("decoder", "rope", {}), Case("decoder", "alibi", {})
 GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
@@ -51,11 +56,11 @@ def test_formula_on_the_given_numbers(case: Case, numbers: torch.Tensor) -> None
 
 
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
+@pytest.mark.parametrize("numbers", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("case", cases("decoder"))
 def test_decoding_equals_one_pass(case: Case, numbers: torch.Tensor, window: int | None) -> None:
     """The cache knows the numbers of its tokens, one that slides and one of a fixed size too; without a window none slides."""
-    model, ids = case.model(sliding_window=window), ids_of()
+    model, ids = case.model(sliding_window=window), ids_of(max(BATCH, len(numbers)))
     wanted = model(ids, position_ids=numbers, use_cache=False).last_hidden_state
     for portions in PORTIONS.values():
         for cache in (None, StaticCache(config=model.config, max_cache_len=16), DynamicCache())[: 3 if window else 2]:
