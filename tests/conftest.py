@@ -9,6 +9,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_TH
 
 import pytest
 import torch
+from reload_folders import read_code_once
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +23,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave all that is imported out of garbage collection: trainers collect at every turn, and look through all of it."""
+    """Look through the code that ships once, and leave all that is imported out of garbage collection.
+
+    Every save and load reads all of that code, and trainers collect garbage at every turn, among all objects there are.
+    """
+    read_code_once()
     gc.freeze()
     gc.enable()

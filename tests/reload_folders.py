@@ -5,11 +5,14 @@ runs the saved inputs, saves the model a second time and loads that too, and wri
 """
 
 import json
+import os
 import pathlib
 import sys
+from collections.abc import Callable
 from importlib.machinery import BuiltinImporter
 from importlib.machinery import FrozenImporter
 from importlib.machinery import PathFinder
+from typing import Any
 
 
 class WithoutExtras(PathFinder):
@@ -29,6 +32,27 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
+from transformers import dynamic_module_utils  # noqa: E402
+
+
+def read_code_once() -> None:
+    """Let transformers look for imports once in each file of code: it does so in all of them at every save and load."""
+    for name in ("get_imports", "get_relative_imports"):
+        setattr(dynamic_module_utils, name, once_a_file(getattr(dynamic_module_utils, name)))
+
+
+def once_a_file(look: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+    """Return a function of a file that keeps its results as long as the file is the same."""
+    kept: dict[tuple[str, int, int], list[str]] = {}
+
+    def look_once(path: Any) -> list[str]:
+        state = os.stat(path)
+        key = str(path), state.st_mtime_ns, state.st_size
+        if key not in kept:
+            kept[key] = look(path)
+        return list(kept[key])
+
+    return look_once
 
 
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -70,5 +94,6 @@ def reload(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
+    read_code_once()
     for entry in sorted(pathlib.Path(sys.argv[1]).iterdir()):
         reload(entry)

@@ -7,6 +7,7 @@ sys.modules["hf_relpos"] = None  # type: ignore[assignment]
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from reload_folders import read_code_once  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
@@ -15,6 +16,7 @@ NAMES = ("logits", "start_logits", "end_logits", "last_hidden_state")
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    read_code_once()
     for document in sorted(pathlib.Path(sys.argv[1]).glob("*/document.safetensors")):
         with safe_open(document, "pt") as opened:
             auto = getattr(transformers, opened.metadata()["auto"])

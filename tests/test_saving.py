@@ -18,6 +18,7 @@ from reload_folders import run
 from reload_folders import state_of
 from safetensors.torch import load_file
 from safetensors.torch import save_file
+from seams import KINDS
 
 import hf_relpos
 
@@ -27,6 +28,8 @@ HYBRID = Case("decoder", ["rope", "nope"], {"rope": {"rope_theta": 500.0}})
 OTHER_SHAPES = ["AutoModelForMultipleChoice"]
 SEQ2SEQ_HEADS = ["AutoModel", "AutoModelForSeq2SeqLM"]
 FOLDER = {"dtype": torch.float32, "attn_implementation": None}
+BY_REMOTE_CODE = (HYBRID.scheme, *(schemes[0] for schemes in KINDS.values()))
+"""Schemes whose folders every head loads by the code in them; those of the others are loaded by this package."""
 LANGUAGE_HEAD = {"decoder": "AutoModelForCausalLM", "encoder": "AutoModelForMaskedLM"}
 
 
@@ -90,7 +93,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for given in [*cases(), pytest.param(HYBRID, id="decoder-hybrid")]:
         case = given.values[0]
         model = case.model(head=True, **FOLDER)
-        save_job(root / given.id, model, LANGUAGE_HEAD[case.family], heads_from(case))
+        heads = heads_from(case) if case.scheme in BY_REMOTE_CODE else []
+        save_job(root / given.id, model, LANGUAGE_HEAD[case.family], heads)
     for family in CONFIGS:
         for auto, kind in heads_of(family).items():
             if auto not in OTHER_SHAPES:
@@ -141,6 +145,9 @@ def test_second_save_is_the_first(folders: pathlib.Path, name: str) -> None:
 def test_every_head_loads_from_any_folder(folders: pathlib.Path, given: Case) -> None:
     report = json.loads((folders / given.name / "report.json").read_text())
     kinds = heads_of(given.family)
+    if given.scheme not in BY_REMOTE_CODE:
+        model = folders / given.name / "model"
+        report |= {auto: type(getattr(transformers, auto).from_pretrained(model)).__name__ for auto in heads_from(given)}
     assert {auto: report[auto] for auto in heads_from(given)} == {auto: kinds[auto].__name__ for auto in heads_from(given)}
     assert report["config"] == CONFIGS[given.family].__name__
 
