@@ -7,6 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 from segments import make_model
+from tokenizers.normalizers import Lowercase
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig
 from transformers import BertLMHeadModel
@@ -19,6 +20,7 @@ from hf_relpos.__main__ import main
 from hf_relpos.data.tokenizers import build_byte_tokenizer
 from hf_relpos.evaluation.lengths import by_position
 from hf_relpos.evaluation.lengths import effective_context
+from hf_relpos.evaluation.lengths import format_lengths
 from hf_relpos.evaluation.lengths import length_report
 from hf_relpos.evaluation.windows import take_windows
 
@@ -102,6 +104,14 @@ def test_a_table_of_positions_is_a_bound_and_a_rotary_model_has_none():
 def test_a_model_that_sees_the_future_is_refused():
     with pytest.raises(ValueError, match="BertLMHeadModel is no causal language model"):
         length_report(BertLMHeadModel(BertConfig(**SIZES, intermediate_size=16)), TOKENIZER, DOCUMENTS, [16])
+
+
+def test_a_tokenizer_that_loses_text_has_no_bits_per_byte():
+    tokenizer = build_byte_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = Lowercase()
+    report = length_report(make(), tokenizer, Dataset.from_dict({"text": ["Abc " * 40]}), [16])
+    assert "loss" in report["lengths"][0] and "bits_per_byte" not in report["lengths"][0]
+    assert "Note: no bits per byte: the tokenizer does not give the text back" in format_lengths(report)
 
 
 def test_the_command_prints_tables_and_writes_json(tmp_path, capsys):
