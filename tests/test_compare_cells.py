@@ -387,3 +387,20 @@ def test_other_processes_take_part_and_the_table_is_the_same(whole, tmp_path):
         folder.release()
     write_results(comparison)
     assert (tmp_path / "table.parquet").read_bytes() == (whole / "out" / "table.parquet").read_bytes()
+
+
+def test_nothing_is_concluded_from_a_probe_at_chance(tmp_path):
+    def run(accuracies):
+        def one(cell):
+            row = {"length": 20, "metric": "accuracy", "value": accuracies[cell.scheme] + cell.seed / 100}
+            return fake(cell)[0] | {"rows": [row]}, fake(cell)[1]
+
+        return one
+
+    for learned, sentence in [(0.03, "nothing was learned: no scheme is above chance (0.02)"), (0.5, "interval: 1 of 2")]:
+        comparison = read_comparison(
+            write_comparison(tmp_path, {"copy": TASKS["copy"]}, schemes=["nope", "rope"], seeds=[0, 1, 2]),
+            str(tmp_path / f"out{learned}"),
+        )
+        run_cells(comparison, run({"nope": 0.01, "rope": learned}))
+        assert sentence in write_results(comparison)

@@ -71,6 +71,11 @@ def _conclude(comparison: Comparison, rows: Rows, task: str, metric: str, length
     values, lower = values_of(rows, task, metric, length), lower_is_better(metric)
     if not values:
         return "no scheme has a number."
+    guess = chance(comparison, task, length)
+    spans = [interval(list(by_seed.values())) for by_seed in values.values()]
+    above = sum((span.mean if span.low is None else span.low) > (guess or 0.0) for span in spans)
+    if guess is not None and not above:
+        return f"nothing was learned: no scheme is above chance ({guess:.3g}) with its whole interval."
     places = ranks(values, lower)
     first = sorted(
         (name for name in values if places[name].first == 1), key=lambda name: mean_of(values, name) * (1 if lower else -1)
@@ -89,13 +94,8 @@ def _conclude(comparison: Comparison, rows: Rows, task: str, metric: str, length
         gaps = [gap for gap in against(values, baseline).values() if gap.real]
         better = sum((gap.interval.mean < 0) == lower for gap in gaps)
         text += f" Against the baseline {baseline}: {better} better, {len(gaps) - better} worse, {len(values) - 1 - len(gaps)} inside the noise."
-    guess = chance(comparison, task, length)
     if guess is not None:
-        lows = [
-            found.mean if found.low is None else found.low
-            for found in (interval(list(one.values())) for one in values.values())
-        ]
-        text += f" Above chance ({guess:.3g}) with their whole interval: {sum(low > guess for low in lows)} of {len(values)}."
+        text += f" Above chance ({guess:.3g}) with their whole interval: {above} of {len(values)}."
     return text
 
 
