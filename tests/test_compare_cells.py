@@ -24,6 +24,7 @@ from hf_relpos.evaluation.comparison import format_plan
 from hf_relpos.evaluation.comparison import run_cells
 from hf_relpos.evaluation.findings import peers
 from hf_relpos.evaluation.plan import read_comparison
+from hf_relpos.evaluation.plots import line_plot
 from hf_relpos.evaluation.report import write_results
 from hf_relpos.evaluation.table import result_rows
 from hf_relpos.evaluation.tasks import run_cell
@@ -404,3 +405,12 @@ def test_nothing_is_concluded_from_a_probe_at_chance(tmp_path):
         )
         run_cells(comparison, run({"nope": 0.01, "rope": learned}))
         assert sentence in write_results(comparison)
+
+
+def test_a_scheme_looks_the_same_in_every_plot():
+    point = [(1.0, 2.0, None, None), (2.0, 3.0, None, None)]
+    names = ["nope", "rope", "t5"]
+    few = line_plot({"t5": point}, "x", "y", order=names)
+    all_of_them = line_plot(dict.fromkeys(names, point), "x", "y", order=names)
+    colour = next(style for style in re.findall(r"stroke: (#\w+)", few) if style not in ("#000000", "#b0b0b0"))
+    assert colour == "#2ca02c" and colour in all_of_them and "#1f77b4" not in few

@@ -50,7 +50,7 @@ def cost_parts(comparison: Comparison, rows: Rows, costs: Rows, curves: Rows) ->
         points = {name: (one, mean_of(values, name)) for name, one in columns["ratio_to_baseline"].items() if name in values}
         if points:
             caption = f"{task}: quality at the trained length against processor time of a step."
-            plot = scatter_plot(points, f"processor time of a step ({ratio})", UNITS[metric])
+            plot = scatter_plot(points, f"processor time of a step ({ratio})", UNITS[metric], comparison.schemes)
             parts.append(Plot(figure_name(task, "cost"), caption, plot))
             parts += _equal_time(task, [one for one in curves if one["task"] == task], columns["ratio_to_baseline"])
     return parts

@@ -141,10 +141,10 @@ def task_parts(comparison: Comparison, task: str, rows: Rows, curves: Rows) -> l
         Plot(
             figure_name(task, "lengths"),
             f"{task}: {UNITS[metric]} by length, mean over seeds; the smallest length was trained. Intervals stand in the table.",
-            line_plot(lines, "length (tokens, or the probe's size)", UNITS[metric]),
+            line_plot(lines, "length (tokens, or the probe's size)", UNITS[metric], order=comparison.schemes),
         )
     )
-    return [*parts, *_curve_plots(task, own)]
+    return [*parts, *_curve_plots(task, own, comparison.schemes)]
 
 
 def chance(comparison: Comparison, task: str, size: int) -> float | None:
@@ -216,7 +216,7 @@ def _difference_table(comparison: Comparison, rows: Rows, task: str, metric: str
     return [Table(caption, ("scheme", *head), tuple(lines))]
 
 
-def _curve_plots(task: str, curves: Rows) -> list[Part]:
+def _curve_plots(task: str, curves: Rows, order: list[str]) -> list[Part]:
     """Return the plots of raw curves, means over seeds."""
     parts: list[Part] = []
     across = {
@@ -231,7 +231,7 @@ def _curve_plots(task: str, curves: Rows) -> list[Part]:
     for kind, (x, y, label, caption) in across.items():
         lines = mean_curves(curves, kind, x, y)
         if lines:
-            plot = line_plot(lines, label, "loss (nats a token)", log=kind != "training")
+            plot = line_plot(lines, label, "loss (nats a token)", kind != "training", order)
             parts.append(Plot(figure_name(task, kind), f"{task}: {caption}, mean over seeds.", plot))
     spans = [
         one | {"by_position": one["curves"]["loss_by_position"][-1]} for one in curves if one["curves"].get("loss_by_position")
@@ -240,7 +240,8 @@ def _curve_plots(task: str, curves: Rows) -> list[Part]:
         one["curves"] = {"bins": [{"at": span["to"] + 1, "loss": span["loss"]} for span in one["by_position"]["by_position"]]}
     if spans:
         length = max(one["by_position"]["length"] for one in spans)
-        plot = line_plot(mean_curves(spans, "bins", "at", "loss"), "position (end of the bin, tokens)", "loss (nats a token)")
+        lines = mean_curves(spans, "bins", "at", "loss")
+        plot = line_plot(lines, "position (end of the bin, tokens)", "loss (nats a token)", order=order)
         caption = (
             f"{task}: loss by position in a text of {length} tokens, or the longest that a scheme reads; mean over seeds."
         )

@@ -3,7 +3,6 @@
 import io
 from collections.abc import Mapping
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
 import matplotlib
@@ -22,17 +21,18 @@ Points = Sequence[tuple[float, float, float | None, float | None]]
 """Across, up, and the ends of the interval up, if there is one."""
 
 
-def line_plot(lines: Mapping[str, Points], across: str, up: str, log: bool = True) -> str:
+def line_plot(lines: Mapping[str, Points], across: str, up: str, log: bool = True, order: Sequence[str] = ()) -> str:
     """Draw a line for each name, with its interval where lines are few.
 
     Args:
         lines: the points of each line.
         across, up: what the axes show, with the unit.
         log: whether the axis across is in powers of two.
+        order: all names in their order; a name looks the same in every plot of the same order.
     """
     with matplotlib.rc_context(SETTINGS):
         figure, axes = _figure(len(lines))
-        for (name, points), (colour, marker, style) in zip(lines.items(), _looks(), strict=False):
+        for (name, points), (colour, marker, style) in _looks(lines, order):
             x, y, low, high = zip(*points, strict=True)
             axes.plot(x, y, color=colour, marker=marker, linestyle=style, markersize=4, linewidth=1.2, label=_plain(name))
             if len(lines) <= BANDS and all(end is not None for end in (*low, *high)):
@@ -43,21 +43,26 @@ def line_plot(lines: Mapping[str, Points], across: str, up: str, log: bool = Tru
         return _finish(figure, axes, across, up, len(lines))
 
 
-def scatter_plot(points: Mapping[str, tuple[float, float]], across: str, up: str) -> str:
-    """Draw a named point for each name."""
+def scatter_plot(points: Mapping[str, tuple[float, float]], across: str, up: str, order: Sequence[str] = ()) -> str:
+    """Draw a named point for each name, which looks as in `line_plot`."""
     with matplotlib.rc_context(SETTINGS):
         figure, axes = _figure(len(points))
-        for (name, (x, y)), (colour, marker, _) in zip(points.items(), _looks(), strict=False):
+        for (name, (x, y)), (colour, marker, _) in _looks(points, order):
             axes.plot([x], [y], color=colour, marker=marker, linestyle="", label=_plain(name))
         return _finish(figure, axes, across, up, len(points))
 
 
-def _looks() -> cycle:
-    """Return colour, marker and line style of one line after another: seventy differ in colour and marker."""
-    return cycle(
-        (COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)], STYLES[index // len(COLOURS) % len(STYLES)])
-        for index in range(len(COLOURS) * len(MARKERS) * len(STYLES))
-    )
+def _looks(drawn: Mapping[str, Any], order: Sequence[str]) -> list[tuple[tuple[str, Any], tuple[Any, str, str]]]:
+    """Return what is drawn in its order, each with colour, marker and line style: seventy differ in colour and marker."""
+    places = {name: place for place, name in enumerate(dict.fromkeys((*order, *drawn)))}
+    return [
+        (
+            (name, drawn[name]),
+            (COLOURS[at % len(COLOURS)], MARKERS[at % len(MARKERS)], STYLES[at // len(COLOURS) % len(STYLES)]),
+        )
+        for name, at in places.items()
+        if name in drawn
+    ]
 
 
 def _plain(name: str) -> str:
