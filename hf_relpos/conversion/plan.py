@@ -82,7 +82,7 @@ def decoder_heads(*language_rules: Rule) -> list[Head]:
 
 def encoder_heads(*language_rules: Rule) -> list[Head]:
     """Return the heads of an encoder that are one linear layer over each token, after the language-model head."""
-    tokens, answers = (rename(rf"{name}\.(\w+)", r"classifier.\1") for name in ("classifier", "qa_outputs"))
+    tokens, answers = (rename(rf"{name}\.(\w+)", rf"{name}.\1") for name in ("classifier", "qa_outputs"))
     return [
         Head(RelPosEncoderForMaskedLM, ("ForMaskedLM", "ForPreTraining"), language_rules),
         Head(RelPosEncoderForTokenClassification, ("ForTokenClassification",), (tokens,)),

@@ -66,7 +66,7 @@ class MemoryGenerationMixin(GenerationMixin):
         # The library types `self` as a finished model, which a mixin is not.
         check: Any = super()._validate_generated_length  # pyright: ignore[reportAttributeAccessIssue]
         check(generation_config, input_ids_length, has_default_max_length)
-        bounded = next((scheme for scheme in self.model.position_schemes if scheme.bounded), None)
+        bounded = next((scheme for scheme in self.model.schemes_of_layers() if scheme.bounded), None)
         if bounded is not None and not has_default_max_length and generation_config.max_length - 1 > bounded.bound:
             raise ValueError(
                 f"{input_ids_length} tokens are to grow to {generation_config.max_length}, but {bounded.name} is bounded by "

@@ -18,6 +18,7 @@ from .head_losses import sequence_loss
 from .head_losses import token_loss
 from .segment_memory import SegmentMemory
 from .transformer_stack import RelPosPreTrainedModel
+from .weight_loading import rename_answers
 
 
 class ClassifierHead(RelPosPreTrainedModel):
@@ -27,6 +28,8 @@ class ClassifierHead(RelPosPreTrainedModel):
     output_class: ClassVar[type[ModelOutput]]
     outputs_per_token: ClassVar[int | None] = None
     """Width of the linear layer; None for `num_labels`."""
+    linear_name: ClassVar[str] = "classifier"
+    """Name of the linear layer, as in transformers: PEFT trains and saves the layer of this name unasked."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -34,13 +37,17 @@ class ClassifierHead(RelPosPreTrainedModel):
         self.model = self.model_class(config)
         rate = config.hidden_dropout if config.classifier_dropout is None else config.classifier_dropout
         self.classifier_dropout = nn.Dropout(rate)
-        self.classifier = nn.Linear(config.hidden_size, self.outputs_per_token or config.num_labels)
+        self.add_module(self.linear_name, nn.Linear(config.hidden_size, self.outputs_per_token or config.num_labels))
         self.post_init()
+
+    def _classify(self, states: torch.Tensor) -> torch.Tensor:
+        """Return scores `(..., classes)` of hidden states `(..., hidden_size)`."""
+        return getattr(self, self.linear_name)(self.classifier_dropout(states))
 
     def _score(self, inputs: dict[str, Any]) -> tuple[Any, torch.Tensor]:
         """Run the base model and return its outputs, and the scores of each token `(batch, sequence, classes)`."""
         outputs = self.model(**inputs)
-        return outputs, self.classifier(self.classifier_dropout(outputs.last_hidden_state))
+        return outputs, self._classify(outputs.last_hidden_state)
 
     @can_return_tuple
     def forward(
@@ -103,7 +110,7 @@ class SequenceClassifierHead(ClassifierHead):
         inputs = inputs if mask is None else {**inputs, "attention_mask": mask}
         outputs = self.model(**inputs)
         pooled = pool(outputs.last_hidden_state, mask, getattr(self.config, "classifier_pooling", "last"))
-        return outputs, self.classifier(self.classifier_dropout(pooled))
+        return outputs, self._classify(pooled)
 
 
 class MultipleChoiceHead(SequenceClassifierHead):
@@ -130,8 +137,13 @@ class QuestionAnsweringHead(ClassifierHead):
     """Scores each token as the first and as the last of an answer."""
 
     outputs_per_token = 2
+    linear_name = "qa_outputs"
     output_class = QuestionAnsweringModelOutput
     _loss_function = staticmethod(answer_loss)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.register_load_state_dict_pre_hook(rename_answers)
 
     @can_return_tuple
     def forward(

@@ -64,7 +64,7 @@ class DistanceTables:
         self.positions = positions
         self.spare = 0
         self._store: dict[Any, _Entry] | None = None
-        self._prepared: dict[type, Any] = {}
+        self._prepared: dict[str, Any] = {}
         if cache is not None and not torch.compiler.is_compiling():
             self._continue(cache)
 
@@ -106,11 +106,10 @@ class DistanceTables:
                 self.prepared(scheme)
 
     def prepared(self, scheme: Any) -> Any:
-        """Return what a scheme prepares of the distances, the same for all layers of its class."""
-        kind = type(scheme)
-        if kind not in self._prepared:
-            self._prepared[kind] = scheme.call("prepare_distances", self.made_for)
-        return self._prepared[kind]
+        """Return what a scheme prepares of the distances, the same for all layers of its name."""
+        if scheme.name not in self._prepared:
+            self._prepared[scheme.name] = scheme.call("prepare_distances", self.made_for)
+        return self._prepared[scheme.name]
 
     def kept(self, name: Any, scheme: nn.Module, make: Callable[[], Made]) -> Made:
         """Return what is made for `made_for`: now, or by an earlier step for the same distances by the same weights.

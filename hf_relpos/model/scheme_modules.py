@@ -38,6 +38,10 @@ class PositionSchemes(nn.Module):
                 self.add_module(owner, nn.ModuleDict())
             self.get_submodule(owner).add_module(name, build_scheme(config, name))
 
+    def for_layers(self) -> list[PositionScheme]:
+        """Return the scheme of each layer. A stack asks by this name: PEFT's `modules_to_save` hands on no `[]` and no iteration."""
+        return [self[index] for index in self.of_layers]
+
     def __getitem__(self, index: int) -> PositionScheme:
         owner, name = self.places[index]
         return getattr(getattr(self, owner), name)

@@ -260,7 +260,7 @@ class RelPosStack(RelPosPreTrainedModel):
             hidden_states = self.embed_norm(hidden_states)
         if self.embed_projection is not None:
             hidden_states = self.embed_projection(hidden_states)
-        hidden_states = self.position_schemes[0].call("embed", hidden_states, positions.in_document)
+        hidden_states = self.schemes_of_layers()[0].call("embed", hidden_states, positions.in_document)
         return self.dropout(hidden_states if self.embed_norm is None or self.norm_first else self.embed_norm(hidden_states))
 
     def _run_layers(
@@ -286,10 +286,10 @@ class RelPosStack(RelPosPreTrainedModel):
                 hidden_states,
                 None if memory is None else memory.hidden[:, index],
                 states,
-                second.get(type(scheme)),
+                second.get(scheme.name),
                 scheme=scheme.call,
                 tables=tables,
-                prepared=prepared[type(scheme)],
+                prepared=prepared[scheme.name],
                 cache=cache,
                 force_eager=force_eager,
             )
@@ -299,25 +299,25 @@ class RelPosStack(RelPosPreTrainedModel):
         last = hidden_states if beside is None or beside.seen is None else states
         return last if self.norm is None else self.norm(last), entered
 
-    def _second_inputs(self, beside: SecondInput | None) -> dict[type, dict[str, Any]]:
-        """Return what layers are given with the states of a second input, by the class of their scheme."""
+    def _second_inputs(self, beside: SecondInput | None) -> dict[str, dict[str, Any]]:
+        """Return what layers are given with the states of a second input, by the name of their scheme."""
         if beside is None:
             return {}
         tables = DistanceTables(beside.positions)
         if beside.seen is None:
-            return {type(scheme): {"tables": tables} for scheme in self.schemes_of_layers()}
+            return {scheme.name: {"tables": tables} for scheme in self.schemes_of_layers()}
         given = {"tables": tables, "seen": beside.seen}
-        return {kind: {**given, "prepared": prepared} for kind, prepared in self.prepare(tables).items()}
+        return {name: {**given, "prepared": prepared} for name, prepared in self.prepare(tables).items()}
 
     def schemes_of_layers(self) -> list[PositionScheme]:
         """Return the scheme of each layer."""
-        return [self.position_schemes[index] for index in self.position_schemes.of_layers]
+        return self.position_schemes.for_layers()
 
-    def prepare(self, tables: DistanceTables) -> dict[type, Any]:
-        """Return what the layers of one scheme share in one pass to encode queries and keys, by class; prepare distances too."""
-        schemes: dict[type, Any] = {type(scheme): scheme for scheme in reversed(list(self.position_schemes))}
+    def prepare(self, tables: DistanceTables) -> dict[str, Any]:
+        """Return what the layers of one scheme share in one pass to encode queries and keys, by name; prepare distances too."""
+        schemes: dict[str, Any] = {scheme.name: scheme for scheme in reversed(self.schemes_of_layers())}
         tables.prepare(schemes.values())
-        return {kind: scheme.call("prepare", tables.positions) for kind, scheme in schemes.items()}
+        return {name: scheme.call("prepare", tables.positions) for name, scheme in schemes.items()}
 
     def _wants_attentions(self, kwargs: dict[str, Any]) -> bool:
         """Return whether probabilities are asked for, which only the eager path gives; refuse keywords that would be forgotten."""
