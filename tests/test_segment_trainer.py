@@ -317,7 +317,7 @@ def test_the_original_window_is_carried_like_by_hand(tmp_path):
         ({"options": {"lane_groups": 2.5}}, "lane_groups=2.5 must be a whole number"),
         ({"model": make_model(mem_len=0)}, "mem_len=0 has no memory"),
         ({"model": RelPosEncoderForMaskedLM(RelPosEncoderConfig(mem_len=4))}, "it trains causal models"),
-        ({"train": TEXT.to_iterable_dataset(), "max_steps": 1}, "IterableDataset has no lanes"),
+        ({"train": TEXT.to_iterable_dataset(), "max_steps": 1}, "IterableDataset of 1 shards cannot fill 2 lanes"),
     ],
 )
 def test_what_would_break_the_lanes_is_refused_before_training(tmp_path, fields, reason):

@@ -61,7 +61,7 @@ class LaneView(Dataset):
 
     def _size(self, index: int, block: Any = None) -> int:
         """Return the tokens of a block; raise a ValueError if it has not as many as the first."""
-        size = len(ids_of(self.blocks[index] if block is None else block, index))
+        size = len(ids_of(self.blocks[index] if block is None else block, f"block {index}"))
         if size != (expected := getattr(self, "block_size", size)):
             raise ValueError(f"block {index} has {size} tokens and block 0 has {expected}: lanes need blocks of one length")
         return size
@@ -78,33 +78,41 @@ class LaneView(Dataset):
 
 def read_row(blocks: Any, index: int) -> Columns:
     """Return a row of a block table as new integer tensors `(block_size,)`, without entries that are no sequence of numbers."""
-    given = blocks[index]
-    ids_of(given, index)
-    row = {name: torch.as_tensor(values) for name, values in given.items() if isinstance(values, NUMBERS)}
-    size = len(row["input_ids"])
-    for name, values in row.items():
+    return to_columns(blocks[index], f"block {index}")
+
+
+def to_columns(given: Any, name: str) -> Columns:
+    """Return what a row of data holds as new integer tensors of one length, without entries that are no sequence of numbers.
+
+    Args:
+        given: the row.
+        name: its name in messages.
+    """
+    size = len(ids_of(given, name))
+    row = {column: torch.as_tensor(values) for column, values in given.items() if isinstance(values, NUMBERS)}
+    for column, values in row.items():
         if values.shape != (size,):
-            raise ValueError(f"block {index} has {size} input_ids but {name} of shape {tuple(values.shape)}")
-    return {name: values.to(torch.long, copy=True) for name, values in row.items()}
+            raise ValueError(f"{name} has {size} input_ids but {column} of shape {tuple(values.shape)}")
+    return {column: values.to(torch.long, copy=True) for column, values in row.items()}
 
 
-def ids_of(block: Any, index: int) -> Any:
-    """Return the `input_ids` of a row of a block table, or raise a ValueError that says what was found instead."""
-    found = list(block) if isinstance(block, dict) else type(block).__name__
-    ids = block.get("input_ids") if isinstance(block, dict) else None
+def ids_of(row: Any, name: str) -> Any:
+    """Return the `input_ids` of a row of data, or raise a ValueError that says what was found instead."""
+    found = list(row) if isinstance(row, dict) else type(row).__name__
+    ids = row.get("input_ids") if isinstance(row, dict) else None
     if isinstance(ids, NUMBERS):
         return ids
     if ids is not None:
         found = f"input_ids of type {type(ids).__name__}"
-    raise ValueError(f"block {index} must be a dict whose input_ids are a list or tensor of tokens, found {found}")
+    raise ValueError(f"{name} must be a dict whose input_ids are a list or tensor of tokens, found {found}")
 
 
-def add_targets(columns: Columns) -> Columns:
-    """Fill in `labels`, `reset_mask` and `shift_labels`: the next label, across blocks but not across documents."""
+def add_targets(columns: Columns, end: int = IGNORED) -> Columns:
+    """Fill in `labels`, `reset_mask` and `shift_labels`: the next label, or `end` where the next token begins a document."""
     labels = columns.get("labels", columns["input_ids"])
     if "labels" not in columns and "attention_mask" in columns:
         labels = labels.masked_fill(columns["attention_mask"] == 0, IGNORED)
     reset = columns.get("reset_mask", torch.zeros_like(labels))
-    following = labels[1:].masked_fill(reset[1:] > 0, IGNORED)
-    shifted = torch.cat([following, following.new_full((1,), IGNORED)])
+    following = labels[1:].masked_fill(reset[1:] > 0, end)
+    shifted = torch.cat([following, following.new_full((1,), end)])
     return {"labels": labels, "reset_mask": reset, "shift_labels": shifted} | columns

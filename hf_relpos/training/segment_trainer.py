@@ -2,28 +2,39 @@
 
     trainer = SegmentTrainer(model, args, train_dataset=blocks, eval_dataset=blocks)
 
-The data sets are block tables (`hf_relpos.data.lanes`); blocks follow each other as they do in the table. What the memory
+The data sets are block tables (`hf_relpos.data.lanes`); blocks follow each other as they do in the table. Training also reads
+streams (`hf_relpos.data.stream_lanes`). What the memory
 holds travels with the Trainer and its checkpoints, where it ends (`reset_mask`) travels with the data, and the model
 stays a function of its arguments.
 """
 
-import pickle
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data import IterableDataset
 from torch.utils.data import SequentialSampler
 from transformers import EvalPrediction
+from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.trainer_utils import denumpify_detensorize
 
 from hf_relpos.data.lanes import LaneView
+from hf_relpos.data.packing import IGNORED
+from hf_relpos.data.stream_lanes import LANE_STATE
+from hf_relpos.data.stream_lanes import LaneCollator
+from hf_relpos.data.stream_lanes import LaneState
+from hf_relpos.data.stream_lanes import StreamLanes
+from hf_relpos.data.stream_lanes import tell
 from hf_relpos.data.streams import Streams
+from hf_relpos.data.tokenizers import end_token_id
 from hf_relpos.evaluation.language_model import language_model_metrics
 from hf_relpos.evaluation.language_model import score_rows
 from hf_relpos.model.segment_memory import SegmentMemory
 from hf_relpos.training.checked_trainer import CheckedTrainer
+from hf_relpos.training.segment_checkpoint import load_lane_states
+from hf_relpos.training.segment_checkpoint import load_memory
+from hf_relpos.training.segment_checkpoint import memory_file
 
 # Private methods of Trainer that are overridden or called here; a test checks that they exist.
 TRAINER_INTERNALS = ("_get_dataloader", "_inner_training_loop", "_load_rng_state", "_save_rng_state")
@@ -38,6 +49,9 @@ class SegmentTrainer(CheckedTrainer):
     read different texts, as they do when blocks are shuffled. A checkpoint holds the memory, and goes on with any
     division of the same number of lanes in as many groups.
 
+    Of a stream (an `IterableDataset`, with `max_steps`), each lane reads its own share of the shards, and begins it again at its
+    end. A checkpoint also holds where each lane stands, by the stream's own `state_dict`.
+
     Evaluation reads every document (or every one of `eval_streams`) from an empty memory. Its loss, perplexity and
     accuracy weigh every token the same, and depend neither on batch size and processes nor, with the default window,
     on the length of the blocks. Predictions come in the order of the lanes, aligned with their label ids.
@@ -46,22 +60,32 @@ class SegmentTrainer(CheckedTrainer):
         args, kwargs: those of `Trainer`; `compute_loss_func` is handed the aligned `shift_labels` as its labels.
         eval_streams: cut the evaluation text into this many equal streams instead of its documents.
         lane_groups: groups of lanes that take turns in training, each with a memory.
+        block_size: the rows of a stream are documents, to be cut into blocks of so many tokens; without it they are blocks, as
+            those of a table. After a document, the end token of `processing_class` is to be predicted.
     """
 
     model: Any
     train_dataset: Any
     eval_dataset: Any
 
-    def __init__(self, *args: Any, eval_streams: int | None = None, lane_groups: int = 1, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        eval_streams: int | None = None,
+        lane_groups: int = 1,
+        block_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         if not isinstance(lane_groups, int) or lane_groups < 1:
             raise ValueError(f"SegmentTrainer: lane_groups={lane_groups!r} must be a whole number, at least 1")
         self._refuse_what_breaks_lanes()
-        self.eval_streams, self.lane_groups = eval_streams, lane_groups
+        self.eval_streams, self.lane_groups, self.block_size = eval_streams, lane_groups, block_size
         self.label_names = ["shift_labels"]
         if self.compute_loss_func is None:  # the stock smoothing would shift the labels of a segment once more
             self.compute_loss_func, self.label_smoother = self.label_smoother, None
         self._eval_loaders: dict[tuple, tuple[Any, DataLoader]] = {}
+        self._begin_at: dict[int, LaneState] = {}
         self._forget()
         if self.train_dataset is not None:
             self._train_lanes()
@@ -89,6 +113,7 @@ class SegmentTrainer(CheckedTrainer):
 
     def _forget(self) -> None:
         self._memories: dict[int, SegmentMemory | None] = {}  # training, one for each batch that has lanes of its own
+        self._lane_states: dict[int, list[LaneState | None]] = {}  # where the lanes of a stream stand behind their last batch
         self._turn = 0
         self._eval_memory: SegmentMemory | None = None
         self._eval_sums: Any = 0
@@ -104,13 +129,23 @@ class SegmentTrainer(CheckedTrainer):
         """Return the number of batches that have lanes of their own: those of an accumulation window, in each group."""
         return self.args.gradient_accumulation_steps * self.lane_groups
 
-    def _train_lanes(self) -> LaneView:
-        return LaneView(self.train_dataset, self._rows(self._train_batch_size) * self._turns)
+    def _train_lanes(self) -> LaneView | StreamLanes:
+        rows = self._rows(self._train_batch_size)
+        if not isinstance(self.train_dataset, IterableDataset):
+            return LaneView(self.train_dataset, rows * self._turns)
+        end = end_token_id(self.processing_class) if isinstance(self.processing_class, PreTrainedTokenizerBase) else IGNORED
+        items = rows * self.args.gradient_accumulation_steps * self.args.max_steps
+        return StreamLanes(self.train_dataset, rows * self._turns, items, self.block_size, end, self._begin_at)
 
     def get_train_dataloader(self) -> DataLoader:
-        return self._loader(self._train_lanes(), "Training", self._train_batch_size, is_training=True)
+        lanes = self._train_lanes()
+        loader = self._loader(lanes, "Training", self._train_batch_size, is_training=True)
+        if isinstance(lanes, StreamLanes):
+            base: Any = getattr(loader, "base_dataloader", loader)
+            base.collate_fn = LaneCollator(base.collate_fn)
+        return loader
 
-    def _loader(self, lanes: LaneView, description: str, batch_size: int, is_training: bool = False) -> DataLoader:
+    def _loader(self, lanes: Any, description: str, batch_size: int, is_training: bool = False) -> DataLoader:
         loader = self._get_dataloader(lanes, description, batch_size, SequentialSampler, is_training)  # pyright: ignore
         # Each reading draws a seed for its workers; drawn from the common generator, it would shift the dropout.
         getattr(loader, "base_dataloader", loader).generator = torch.Generator().manual_seed(self.args.seed)
@@ -143,10 +178,28 @@ class SegmentTrainer(CheckedTrainer):
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:  # again for each size of auto_find_batch_size
         self._forget()
-        return super()._inner_training_loop(*args, **kwargs)
+        checkpoint = kwargs.get("resume_from_checkpoint")
+        self._begin_at = {} if checkpoint is None or self.args.ignore_data_skip else self._load_lanes(checkpoint)
+        try:
+            return super()._inner_training_loop(*args, **kwargs)
+        finally:
+            self._begin_at = {}
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = super().training_step(*args, **kwargs)
+    def _load_lanes(self, checkpoint: str) -> dict[int, LaneState]:
+        """Load where the lanes of a stream stand: before training, as they are read before the rest of a checkpoint is."""
+        if not isinstance(self.train_dataset, IterableDataset):
+            return {}
+        if tell(self.train_dataset) is None:
+            raise ValueError(
+                f"a {type(self.train_dataset).__name__} cannot go on from {checkpoint}: it has no state_dict and load_state_dict. "
+                "ignore_data_skip=True begins the text anew"
+            )
+        return load_lane_states(checkpoint, self._reading())
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        if LANE_STATE in inputs:
+            self._lane_states[self._turn] = inputs.pop(LANE_STATE)
+        loss = super().training_step(model, inputs, *args, **kwargs)
         self._turn = (self._turn + 1) % self._turns
         return loss
 
@@ -198,15 +251,16 @@ class SegmentTrainer(CheckedTrainer):
         turns = (self._fit(self._memories.get(turn)) or empty for turn in range(self._turns))  # some may not have begun
         memories = [[part.cpu() for part in memory] for memory in turns]
         state = {"memories": memories, "processes": self.args.world_size, "reading": self._reading()}
+        state["lanes"] = [self._lane_states.get(turn, [None] * rows) for turn in range(self._turns)]
         torch.save(state, memory_file(output_dir, self.args.process_index))
         self.accelerator.wait_for_everyone()  # then process 0 writes the trainer state: the checkpoint is complete
 
-    def _reading(self) -> dict[str, int]:
+    def _reading(self) -> dict[str, Any]:
         """Describe how the text is read: a run that goes on must have this in common with the one before."""
         lanes = self._train_lanes()
-        block, slots = len(self.train_dataset[0]["input_ids"]), self.model.config.mem_len
         return {
-            "lanes": lanes.rows, "steps": lanes.steps, "lane_groups": self.lane_groups, "block_size": block, "mem_len": slots,
+            "lanes": lanes.rows, "steps": lanes.steps, "shards": getattr(lanes, "shards", None), "lane_groups": self.lane_groups,
+            "block_size": lanes.block_size, "mem_len": self.model.config.mem_len,
         }  # fmt: skip
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -218,46 +272,5 @@ class SegmentTrainer(CheckedTrainer):
         own = torch.arange(len(memory.length)).view(shape)[:, self.accelerator.process_index]
         memories = (memory.select(rows) for rows in own)
         self._memories = {turn: part for turn, part in enumerate(memories) if part.length.any()}
+        self._lane_states = {turn: [self._begin_at.get(int(lane)) for lane in lanes] for turn, lanes in enumerate(own)}
         self._turn = self.state.global_step * self.args.gradient_accumulation_steps % self._turns
-
-
-def memory_file(checkpoint: str | Path, process: int) -> Path:
-    """Return where a process keeps its rows of the memory."""
-    return Path(checkpoint, f"segment_memory_{process}.pt")
-
-
-def load_memory(checkpoint: str | Path, reading: dict[str, int]) -> SegmentMemory:
-    """Load the memory of all lanes, in their order: accumulated batch, process, row.
-
-    Args:
-        checkpoint: its folder.
-        reading: how the run that goes on reads its text.
-
-    Raises:
-        ValueError: the checkpoint holds no memory, not all of it, or its run read a text otherwise.
-    """
-    first = memory_file(checkpoint, 0)
-    processes = _load(first)["processes"] if first.is_file() else 1
-    files = [memory_file(checkpoint, process) for process in range(processes)]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise ValueError(
-            f"{checkpoint} lacks {', '.join(missing)}, the segment memory of the run: it was saved with "
-            "save_only_model, by another Trainer, or on several disks. ignore_data_skip=True begins the text anew"
-        )
-    states = [_load(file) for file in files]
-    steps = zip(*(state["memories"] for state in states), strict=True)
-    parts = [SegmentMemory(*memory) for step in steps for memory in step]
-    found = states[0].get("reading", {})
-    if other := [
-        f"{name} {found.get(name)} instead of {value}" for name, value in reading.items() if found.get(name) != value
-    ]:
-        raise ValueError(f"{checkpoint} was reading a text with {', '.join(other)}, as this run would read it")
-    return SegmentMemory(torch.cat([part.hidden for part in parts]), torch.cat([part.length for part in parts]))
-
-
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{file} is damaged: resume from an earlier checkpoint ({error})") from error
