@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import references as paper
 import references_bias as biases
+import references_gates as gates
 import torch
 from reference_model import SchemeUse
 from reference_model import reference_model
@@ -21,7 +22,6 @@ from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForMaskedLM
 from hf_relpos import RelPosEncoderModel
-from hf_relpos.model.scheme_base import PositionScheme
 from hf_relpos.model.scheme_registry import scheme_class
 
 
@@ -64,6 +64,7 @@ DYNAMIC_BIAS = (
     {"depth": 1},
     {"width": 5, "depth": 3, "norm": True, "log_distance": True},
 )
+FOX = ({}, {"gate": "bias_only"}, {"gate": "fixed", "decay_time_min": 2.0, "decay_time_max": 50.0})
 ROPE_T5 = (
     {"t5": {"num_buckets": 8, "max_distance": 10}},
     {"rope": {"interleaved": True}, "t5": {"scale_scores": True}},
@@ -94,6 +95,10 @@ MATRIX = [
     Row("deberta", paper.deberta, DEBERTA),
     Row("cope", paper.cope, ({"positions": 4}, {"positions": 12, "divide": True})),
     Row("dape", biases.dape, ({}, {"prior": "alibi", "width": 5}, {"prior": "fire"})),
+    Row("fox", gates.fox, FOX),
+    Row("data_dependent_alibi", gates.data_dependent_alibi, ({}, {"post_log_scale": 2.0, "bias_init": -1.0})),
+    Row("cable", gates.cable, ({}, {"scale_scores": False})),
+    Row("rope+fox", paper.together(paper.rope_product, gates.fox), ({}, {"fox": {"gate": "bias_only"}})),
     Row("rope+alibi", paper.together(paper.rope_product, biases.alibi), ({}, {"alibi": {"learned": True}})),
     Row("rope+t5", paper.together(paper.rope_product, biases.t5), ROPE_T5),
     Row("xpos+kerple", paper.together(paper.xpos_product, biases.kerple), XPOS_KERPLE),
@@ -133,7 +138,8 @@ class Case:
     @property
     def adds_to_scores(self) -> bool:
         """Whether blocks have something to do: the scheme adds to the scores, instead of acting before they are made."""
-        return scheme_class(self.scheme).score_terms is not PositionScheme.score_terms
+        kind = scheme_class(self.scheme)
+        return kind.adds_terms() or kind.gates()
 
     def config(self, **fields: Any) -> Any:
         """A tiny configuration; three heads, because no power of two should be needed."""

@@ -87,7 +87,8 @@ def reference_model(
         )
         k, v = (torch.stack([part[:, head // groups] for head in range(heads)], 1) for part in (k, v))
         scheme = parts_of(weights, f"position_schemes.{use.owner}.")
-        layer = Layer(index, q, k, position, sees, config.causal, scheme | parts_of(own, "attention."), use.parameters)
+        known = scheme | parts_of(own, "attention.")
+        layer = Layer(index, q, k, position, sees, config.causal, known, use.parameters, entering)
         mixed = attention(layer, v, use.row).transpose(1, 2).flatten(2) @ own["attention.o_proj.weight"].T
         hidden = hidden + mixed
         if not pre:

@@ -27,6 +27,7 @@ class Layer:
         causal: whether the model is a decoder.
         weights: the scheme's weights and the layer's projections by name.
         parameters: the scheme's own parameters, complete; of a combination by the name of each part.
+        entering: `(batch, length, hidden_size)` what the queries and keys are projected from.
         turned: the product of a query and a key that a rotary scheme has turned, beside a scheme that adds to the score.
     """
 
@@ -38,6 +39,7 @@ class Layer:
     causal: bool
     weights: dict[str, torch.Tensor]
     parameters: dict[str, Any]
+    entering: torch.Tensor | None = None
     turned: "Callable[[int, int, int], torch.Tensor] | None" = None
 
     @property

@@ -120,7 +120,7 @@ def test_flex(case: Case) -> None:
         assert_same(case, *pair(case, "flex_attention"), backward=False)
 
 
-TABLES = ("t5", "alibi", "learned_bias", "kerple", "sandwich", "nope", "rope", "rope+alibi")
+TABLES = ("t5", "alibi", "learned_bias", "kerple", "sandwich", "nope", "rope", "rope+alibi", "fox", "rope+fox")
 
 
 @pytest.mark.usefixtures("uncompiled")

@@ -19,6 +19,9 @@ from .attention_backends import find_backend
 from .devices import to_device
 from .position_tables import DistanceTables
 from .positions import Positions
+from .running_sums import join_gates
+from .running_sums import running_sums
+from .running_sums import split_gates
 from .scheme_base import LayerProjections
 from .scheme_terms import ScoreTerms
 
@@ -53,18 +56,28 @@ class RelPosAttention(nn.Module):
 
     def extend(
         self, context: torch.Tensor, scheme: Callable[..., Any], prepared: Any, cache: Cache | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values, `(batch, kv_heads, key, head_dim)` each: those of the cache, then those made here, which it keeps.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return keys and values, those of the cache and then those made here, which it keeps, and the scheme's numbers per token.
 
         Args:
             context: `(batch, fresh, hidden_size)` what keys and values are made of, normalised.
             scheme: encodes the keys.
             prepared: what the scheme prepared of their positions.
             cache: key/value cache.
+
+        Returns:
+            Keys and values, `(batch, kv_heads, key, head_dim)` each, and `(batch, heads, key)` numbers or None.
         """
         key, value = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
         key = to_device(scheme("encode_key", key, prepared), key.device)
-        return (key, value) if cache is None else cache.update(key, value, self.layer_idx)
+        gates = to_device(scheme("gate_tokens", context), key.device)
+        if cache is None:
+            return key, value, gates
+        if gates is None:
+            return *cache.update(key, value, self.layer_idx), None
+        joined, value = cache.update(join_gates(key, gates), value, self.layer_idx)
+        key, gates = split_gates(joined, key.shape[-1])
+        return key, value, gates
 
     @staticmethod
     def _project_elsewhere(device: torch.device, projection: nn.Module, states: torch.Tensor) -> torch.Tensor:
@@ -98,9 +111,9 @@ class RelPosAttention(nn.Module):
         device = hidden_states.device
         prepared = to_device(prepared, device)
         query = to_device(scheme("encode_query", self._heads(self.q_proj(hidden_states)), prepared), device)
-        key, value = self.extend(context, scheme, prepared, cache)
+        key, value, gates = self.extend(context, scheme, prepared, cache)
         query, key = to_device(scheme("scale_after_cache", query, key, prepared), device)
-        terms = to_device(self.score_terms(scheme, tables), device)
+        terms = to_device(self.score_terms(scheme, tables, gates), device)
         return self._attend(query, key, value, terms, tables, scheme("scale"), force_eager)
 
     def _attend(
@@ -119,13 +132,18 @@ class RelPosAttention(nn.Module):
         output, probabilities = attend(self, AttentionInputs(query, key, value, terms, tables, scale, dropout))
         return self.o_proj(output.flatten(2)), probabilities
 
-    def score_terms(self, scheme: Callable[..., Any], tables: DistanceTables) -> ScoreTerms | None:
+    def score_terms(
+        self, scheme: Callable[..., Any], tables: DistanceTables, gates: torch.Tensor | None = None
+    ) -> ScoreTerms | None:
         """Return what this layer's scheme adds to the scores of a pass, made now or by an earlier step of decoding.
 
         Args:
             scheme: the `call` of the layer's scheme.
             tables: over the distances of the pass.
+            gates: `(batch, heads, key)` what the scheme made of the tokens, if anything.
         """
+        if gates is not None:
+            return ScoreTerms(sums=running_sums(gates, tables.positions))
         # Whose weights tell whether tables are still true; a tracing compiler finds no `__self__` by `getattr` with a default.
         owner: Any = scheme if isinstance(scheme, nn.Module) else cast(Any, scheme).__self__
         project = partial(self._project_elsewhere, tables.positions.query.device)

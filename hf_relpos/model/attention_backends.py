@@ -114,8 +114,9 @@ def masked_bias(bias: torch.Tensor | None, positions: Positions, query: torch.Te
 
 
 def looks_up(terms: ScoreTerms | None, positions: Positions, device: torch.device) -> bool:
-    """Return whether FlexAttention can look everything up in its kernel that is added per distance (`attention_flex.py`)."""
-    return (terms is None or (terms.is_bias and positions.is_toeplitz)) and device.type not in WITHOUT_TABLES
+    """Return whether FlexAttention can look everything up in its kernel that is added per distance or key (`attention_flex.py`)."""
+    able = terms is None or terms.sums is not None or (terms.is_bias and positions.is_toeplitz)
+    return able and device.type not in WITHOUT_TABLES
 
 
 def _attend_by_name(
@@ -168,9 +169,8 @@ def attend_by_flex(layer: nn.Module, inputs: AttentionInputs) -> Attended:
         return _attend_by_name("flex_attention", layer, inputs, None, hide=True)
     from .attention_flex import flex_by_distance  # FlexAttention takes long to import
 
-    bias = None if inputs.terms is None else inputs.terms.bias
     states = inputs.with_all_heads()
-    return flex_by_distance(*states, bias, inputs.tables.positions, inputs.scale, layer.training), None
+    return flex_by_distance(*states, inputs.terms, inputs.tables.positions, inputs.scale, layer.training), None
 
 
 def attend_in_blocks(layer: nn.Module, inputs: AttentionInputs) -> Attended:

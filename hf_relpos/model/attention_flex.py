@@ -1,9 +1,10 @@
-"""FlexAttention with numbers per distance: its kernel looks them up, so that no query x key tensor of all heads is built.
+"""FlexAttention with numbers per distance or per key: its kernel looks them up, so that no query x key tensor of all heads is built.
 
 For accelerators: compiled for a processor, such a table does not survive a second length (torch 2.13). There, and wherever a scheme
 reads queries or keys, FlexAttention is given one dense bias (`attention.py`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,23 +12,25 @@ from torch.nn.attention.flex_attention import create_block_mask
 from transformers.integrations.flex_attention import compile_friendly_flex_attention
 
 from .positions import Positions
+from .running_sums import sums_of_queries
+from .scheme_terms import ScoreTerms
 
 
 def flex_by_distance(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    bias: torch.Tensor | None,
+    terms: ScoreTerms | None,
     positions: Positions,
     scale: float,
     training: bool,
 ) -> torch.Tensor:
-    """Attend with a number per head and distance; its gradient is summed inside the kernel (torch's FlexAttention, on a GPU).
+    """Attend with numbers that are looked up; their gradients are summed inside the kernel (torch's FlexAttention, on a GPU).
 
     Args:
         query: `(batch, heads, query, head_dim)`.
         key, value: `(batch, heads, key, head_dim)`, heads already repeated for grouped queries.
-        bias: `(heads, distances)` added to the scaled scores, of all distances between the bounds; None for nothing.
+        terms: what the scheme adds: a bias of all distances between the bounds, or running sums; None for nothing.
         positions: who sees whom, at which distance; `is_toeplitz` must hold if there is a bias.
         scale: factor on products of queries and keys.
         training: whether the model is being trained, for the choice of kernels.
@@ -35,23 +38,45 @@ def flex_by_distance(
     Returns:
         `(batch, query, heads, head_dim)`.
     """
-
-    def looked_up(score: Any, batch: Any, head: Any, row: Any, column: Any) -> Any:
-        entry = (column - row - first).clamp(0, table.shape[1] - 1)  # unseen distances are clamped to the ends
-        return score + table[head, entry]
-
-    table: Any = None if bias is None else bias.to(query.dtype)
-    first = 0 if bias is None else positions.start + positions.bounds[0]
     output: Any = compile_friendly_flex_attention(
         query,
         key,
         value,
         training,
-        score_mod=None if bias is None else looked_up,
+        score_mod=None if terms is None else _look_up(terms, positions, query.dtype),
         block_mask=positions.once(_block_mask),
         scale=scale,
     )
     return output.transpose(1, 2)
+
+
+def _look_up(terms: ScoreTerms, positions: Positions, dtype: torch.dtype) -> Callable[..., Any]:
+    """Return the function that adds, in the kernel, what `terms` say of a query and a key."""
+    if terms.sums is not None:
+        keys = _in_two(terms.sums, torch.promote_types(dtype, torch.float32))
+        queries = [sums_of_queries(part, positions) for part in keys]
+
+        def grown(score: Any, batch: Any, head: Any, row: Any, column: Any) -> Any:
+            coarse, fine = (
+                mine[batch, head, row] - other[batch, head, column] for mine, other in zip(queries, keys, strict=True)
+            )
+            return score + (coarse + fine)
+
+        return grown
+    bias: Any = terms.bias
+    table, first = bias.to(dtype), positions.start + positions.bounds[0]
+
+    def of_distance(score: Any, batch: Any, head: Any, row: Any, column: Any) -> Any:
+        entry = (column - row - first).clamp(0, table.shape[1] - 1)  # unseen distances are clamped to the ends
+        return score + table[head, entry]
+
+    return of_distance
+
+
+def _in_two(sums: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Write sums in double precision as two of a dtype, whose differences lose nothing: multiples of 64, and what is left."""
+    coarse = (sums.detach() / 64).round() * 64
+    return [coarse.to(dtype), (sums - coarse).to(dtype)]
 
 
 def _block_mask(positions: Positions) -> Any:

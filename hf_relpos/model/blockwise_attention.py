@@ -8,6 +8,7 @@ saved log-sum-exp, as FlashAttention does (arXiv 2205.14135), and sums score gra
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from .blockwise_backward import blockwise_gradients
 from .blockwise_buffers import BufferPool
@@ -27,6 +28,7 @@ from .blockwise_forward import whole_scores
 from .blockwise_kernel import fused_attention
 from .blockwise_masking import groups_of_rows
 from .positions import Positions
+from .running_sums import to_parts
 from .scheme_terms import ScoreTerms
 from .toeplitz import padded_to_diagonals
 from .toeplitz import weighted
@@ -124,28 +126,21 @@ def blockwise_attention(
     """
     groups = positions.once(groups_of_rows) or [(None, positions)]
     if groups[0][0] is None:
-        return _attend_rows(query, key, value, terms, groups[0][1], scale, dropout)
+        return _attend_rows([query, key, value], terms, groups[0][1], scale, dropout)
     split = [(rows, group) for rows, group in groups if rows is not None]
-    outputs = [
-        _attend_rows(
-            query.index_select(0, rows), key.index_select(0, rows), value.index_select(0, rows), terms, group, scale, dropout
-        )
-        for rows, group in split
-    ]
+    outputs = []
+    for rows, group in split:
+        states = [part.index_select(0, rows) for part in (query, key, value)]
+        outputs.append(_attend_rows(states, terms.select(rows), group, scale, dropout))
     order = torch.cat([rows for rows, _ in split]).argsort()
     return torch.cat(outputs).index_select(0, order)
 
 
 def _attend_rows(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    terms: ScoreTerms,
-    positions: Positions,
-    scale: float,
-    dropout: float,
+    states: list[torch.Tensor], terms: ScoreTerms, positions: Positions, scale: float, dropout: float
 ) -> torch.Tensor:
-    """Attend for rows of the batch that share what hides keys; `(batch, query, heads, head_dim)`."""
+    """Attend for rows of the batch that share what hides keys, by queries, keys and values; `(batch, query, heads, head_dim)`."""
+    query, key, value = states
     wide = torch.promote_types(query.dtype, torch.float32)
     distances = query.shape[2] + key.shape[2] - 1
     hidden = _hidden(positions, distances, wide)
@@ -163,9 +158,15 @@ def _attend_rows(
         return None if vector is None else vector.to(query.dtype)
 
     vectors = (table(terms.query_vectors), table(terms.key_vectors), table(terms.value_vectors))
+    sums, size = None, value.shape[-1]
+    if terms.sums is not None:
+        key = torch.cat([key, to_parts(-terms.sums, key.dtype)], -1)
+        value = pad(value, (0, key.shape[-1] - size))  # the fused kernel takes keys and values of one width
+        sums = terms.sums.detach().transpose(0, 1)
     states = (query.flip(-2).transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
-    parts = BlockTensors(*states, bias, *vectors, offset(terms.key_offset), offset(terms.distance_offset))
+    parts = BlockTensors(*states, bias, *vectors, offset(terms.key_offset), offset(terms.distance_offset), sums)
     seed = int(torch.randint(2**62, ())) if dropout else 0
     made = (terms.dense, terms.mixes_heads, terms.factors, len(terms.learned))
     plan = BlockSettings(positions, scale, hidden, near, dropout, seed, *made)
-    return _Blockwise.apply(plan, *parts, *terms.learned, *terms.learned_by_head).flip(-2).permute(1, 2, 0, 3)
+    output = _Blockwise.apply(plan, *parts, *terms.learned, *terms.learned_by_head)
+    return output[..., :size].flip(-2).permute(1, 2, 0, 3)

@@ -113,7 +113,7 @@ class _Gradients:
         output, grad, lse, _ = self._of(block)
         states = (content_query(part, self.plan), part.key, part.value)
         query, key, value = fused_gradients(grad, states, (output, lse), scores)
-        _add_query(total, query * self.plan.scale, total.key_offset)
+        _add_query(total, query[..., : part.query.shape[-1]] * self.plan.scale, total.key_offset)
         for sums, found in ((total.key, key), (total.value, value)):
             if sums is not None:
                 sums.add_(found)
@@ -148,7 +148,7 @@ class _Gradients:
         return score_grad
 
     def _add_products(self, part: BlockTensors, total: BlockTensors, score_grad: torch.Tensor) -> None:
-        _add_query(total, (score_grad @ part.key) * self.plan.scale, total.key_offset)
+        _add_query(total, (score_grad @ part.key[..., : part.query.shape[-1]]) * self.plan.scale, total.key_offset)
         if total.key is not None:
             add_matmul(total.key, score_grad.transpose(-1, -2), content_query(part, self.plan))
 

@@ -174,6 +174,11 @@ class PositionScheme(nn.Module):
         return cls.encode_query is not PositionScheme.encode_query
 
     @classmethod
+    def gates(cls) -> bool:
+        """Return whether the scheme gives each token a number."""
+        return cls.gate_tokens is not PositionScheme.gate_tokens
+
+    @classmethod
     def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:
         """Return the reason why the scheme needs attention probabilities, which FlexAttention does not give; None if it does not."""
         return None
@@ -208,6 +213,18 @@ class PositionScheme(nn.Module):
     def scale_after_cache(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Change encoded queries and all keys a last time, cached ones included, `(batch, kv_heads, key, head_dim)`."""
         return query, key
+
+    def gate_tokens(self, context: torch.Tensor) -> torch.Tensor | None:
+        """Return a number per head and token, which is added to the scores of all keys before the token, from its own query on.
+
+        Args:
+            context: `(batch, fresh, hidden_size)` what the layer makes keys of: its input, normalised where the layer does so.
+
+        Returns:
+            `(batch, heads, fresh)` in at least single precision, at most 0, or None when the scheme has no such numbers. They
+            are kept with the keys (`running_sums.py`).
+        """
+        return None
 
     def prepare_distances(self, distances: Distances) -> Any:
         """Return what all layers of this scheme read in `score_terms`; no parameter may enter it."""

@@ -12,7 +12,7 @@ from .scheme_base import LayerProjections
 from .scheme_base import PositionScheme
 from .scheme_terms import ScoreTerms
 
-_ALLOWED = "a combination is one rotary scheme and one that adds a number per distance to the scores"
+_ALLOWED = "a combination is one rotary scheme and one that adds a number per distance or token to the scores"
 
 
 class Combined(PositionScheme):
@@ -40,6 +40,14 @@ class Combined(PositionScheme):
     def check(cls, config: Any, parameters: dict[str, Any]) -> None:
         for name, kind in cls.kinds.items():
             kind.check(config, parameters[name])
+
+    @classmethod
+    def adds_terms(cls) -> bool:
+        return any(kind.adds_terms() for kind in cls.kinds.values())
+
+    @classmethod
+    def gates(cls) -> bool:
+        return any(kind.gates() for kind in cls.kinds.values())
 
     @classmethod
     def needs_probabilities(cls, parameters: dict[str, Any]) -> str | None:
@@ -72,6 +80,9 @@ class Combined(PositionScheme):
 
     def scale_after_cache(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return self.rotary.call("scale_after_cache", query, key, prepared)
+
+    def gate_tokens(self, context: torch.Tensor) -> torch.Tensor | None:
+        return self.added.call("gate_tokens", context)
 
     def prepare_distances(self, distances: Distances) -> Any:
         return self.added.call("prepare_distances", distances)
@@ -122,7 +133,7 @@ def _refusal(parts: tuple[tuple[str, type[PositionScheme]], ...]) -> str | None:
     for name, kind in parts:
         if kind.acts_on_embeddings:
             return f"{name} adds absolute positions to the embeddings, so that scores would not depend on distances alone"
-        if not kind.combines_as and kind.score_terms is PositionScheme.score_terms:
+        if not kind.combines_as and not kind.adds_terms():
             return f"{name} adds nothing to combine"
         if not kind.combines_as and "rotary" in roles:
             return (
@@ -132,5 +143,5 @@ def _refusal(parts: tuple[tuple[str, type[PositionScheme]], ...]) -> str | None:
     if roles == {"rotary"}:
         return "both turn queries and keys, and two turns are one turn by the sum of their angles"
     if roles == {"bias"}:
-        return "both add a number per head and distance, and two such numbers are one"
+        return "both add numbers to the scores that read no query and no key, and a layer has one scheme of such numbers"
     return None if "rotary" in roles else "neither is rotary, and terms of two other schemes compete for the same distances"

@@ -21,6 +21,9 @@ from .scheme_deberta import Deberta
 from .scheme_dense import DAPE
 from .scheme_dense import CoPE
 from .scheme_dense import Fire
+from .scheme_gates import Cable
+from .scheme_gates import DataDependentAlibi
+from .scheme_gates import FoX
 from .scheme_rotary import PoPE
 from .scheme_rotary import RoPE
 from .scheme_rotary import XPos
@@ -49,6 +52,9 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "dynamic_bias": DynamicBias,
     "cope": CoPE,
     "dape": DAPE,
+    "fox": FoX,
+    "data_dependent_alibi": DataDependentAlibi,
+    "cable": Cable,
     "deberta": Deberta,
 }
 for _name, _kind in SCHEMES.items():

@@ -15,6 +15,7 @@ from .devices import without_autocast
 from .position_tables import Distances
 from .position_tables import DistanceTables
 from .positions import Positions
+from .running_sums import sums_of_queries
 
 
 class LowRankBias(NamedTuple):
@@ -44,7 +45,7 @@ class ScoreTerms(Movable):
     """The terms that a scheme adds to the scores, in the cheapest shape that says it. All parts are optional and add up.
 
     The score of query q and key k at distance r is
-    `scale * ((q + key_offset) . k + (q + distance_offset) . query_vectors[r] + k . key_vectors[r]) + bias[r] + dense`,
+    `scale * ((q + key_offset) . k + (q + distance_offset) . query_vectors[r] + k . key_vectors[r]) + bias[r] + sums + dense`,
     and the value that it finds there is `v + value_vectors[r]`.
 
     Attributes:
@@ -54,6 +55,7 @@ class ScoreTerms(Movable):
         value_vectors: `(heads|1, distances, head_dim)` a vector per distance added to the value.
         span: the first and last distance that the vectors stand for; those before and after share the first and last vector. None
             when they stand for all distances.
+        sums: `(batch, heads, key)` running sums over the keys: that of the query less that of the key is added (`running_sums.py`).
         key_offset: `(heads, head_dim)` added to the query where it meets the keys: u of Transformer-XL.
         distance_offset: `(heads, head_dim)` added to the query where it meets the distances: v of Transformer-XL.
         dense: for what no table says: a function of the positions, the queries and keys `(batch, heads, length, head_dim)`, and
@@ -73,6 +75,7 @@ class ScoreTerms(Movable):
     key_vectors: torch.Tensor | None = None
     value_vectors: torch.Tensor | None = None
     span: tuple[int, int] | None = None
+    sums: torch.Tensor | None = None
     key_offset: torch.Tensor | None = None
     distance_offset: torch.Tensor | None = None
     dense: Callable[..., torch.Tensor] | None = None
@@ -86,7 +89,11 @@ class ScoreTerms(Movable):
     def is_bias(self) -> bool:
         """Return whether numbers per head and distance are all."""
         vectors = (self.query_vectors, self.key_vectors, self.value_vectors, self.key_offset, self.distance_offset)
-        return self.bias is not None and all(part is None for part in (*vectors, self.dense, self.factors))
+        return self.bias is not None and all(part is None for part in (*vectors, self.sums, self.dense, self.factors))
+
+    def select(self, rows: torch.Tensor) -> "ScoreTerms":
+        """Return the terms of some rows of the batch."""
+        return self if self.sums is None else replace(self, sums=self.sums.index_select(0, rows))
 
     def for_pass(self, positions: Positions, spare: int) -> "ScoreTerms":
         """Return what one pass adds of terms that many passes share.
@@ -139,6 +146,9 @@ def dense_bias(
         parts.append(tables.gather((offset * scale) @ vectors.transpose(-1, -2)))
     if terms.key_vectors is not None:
         parts.append(tables.gather_keys((key * scale) @ terms.key_vectors.to(key.dtype).transpose(-1, -2)))
+    if terms.sums is not None:
+        own = sums_of_queries(terms.sums, tables.positions)
+        parts.append(own[..., None] - terms.sums[..., None, :])
     if terms.dense is not None:
         parts.append(terms.dense(tables.positions, query, key, *terms.learned, *terms.learned_by_head))
     if terms.factors is not None:

@@ -126,7 +126,8 @@ class RelPosPreTrainedModel(HubCardMixin, WeightLoading, PreTrainedModel):
             named = zip(layer_schemes(config), stack.schemes_of_layers(), strict=True)
             for number, (scheme_name, scheme) in enumerate(named):
                 attention: Any = stack.layers[number].attention
-                path = attention.path(attention.score_terms(scheme.call, tables), positions)
+                gates = like.new_zeros(1, config.num_attention_heads, cached + length) if scheme.gates() else None
+                path = attention.path(attention.score_terms(scheme.call, tables, gates), positions)
                 found = {"layer": number, "scheme": scheme_name, "path": path}
                 plan.append({"stack": name or "model", **found})
         return plan

@@ -1,0 +1,132 @@
+"""Schemes that read the tokens between a key and a query: each token gives every head a number, and these add up (`running_sums.py`)."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import logsigmoid
+from torch.nn.functional import softplus
+from transformers import initialization as init
+
+from .scheme_base import ParameterSpec
+from .scheme_base import PositionScheme
+
+_ORDER = {"bidirectional": "it adds up the tokens from a key to a query after it"}
+
+
+def _wide(numbers: torch.Tensor) -> torch.Tensor:
+    """Return what a projection gives, `(batch, fresh, heads)`, as `(batch, heads, fresh)` in at least single precision."""
+    return numbers.to(torch.promote_types(numbers.dtype, torch.float32)).transpose(1, 2)
+
+
+class FoX(PositionScheme):
+    """Every token forgets what was before it: b_ij = sum of log f_t for t = j+1..i, f_t = sigmoid(w . x_t + b) (arXiv 2503.02130).
+
+    x is the layer's input (sections 3 and 3.1). In the released code, as here, w starts as other weights do and b at zero, so that
+    half is forgotten at each token at first; the gates that read no token (section 4.5) may start at given times of decay, one
+    a head between the smallest and the largest on a scale of logarithms. Output gate, norms and shifts of its `Pro` block are
+    no part of the position scheme.
+    """
+
+    parameter_specs = {
+        "gate": ParameterSpec(
+            "full", "what f reads: the token, a learned or a fixed number", choices=("full", "bias_only", "fixed")
+        ),
+        "decay_time_min": ParameterSpec(None, "tokens after which the first head keeps 1/e", minimum=1e-3, optional=True),
+        "decay_time_max": ParameterSpec(None, "the same of the last head", minimum=1e-3, optional=True),
+    }
+    refuses = _ORDER
+    combines_as = "bias"
+    source = "arXiv 2503.02130, sections 3 and 4.5"
+    gate: str
+    decay_time_min: float | None
+    decay_time_max: float | None
+
+    @classmethod
+    def check(cls, config: Any, parameters: dict[str, Any]) -> None:
+        times = [parameters["decay_time_min"], parameters["decay_time_max"]]
+        gate, given = parameters["gate"], [time is not None for time in times]
+        wanted = {"full": ("none", [False, False]), "fixed": ("both", [True, True])}.get(gate, ("both or none", given[:1] * 2))
+        if given != wanted[1]:
+            raise ValueError(
+                f"decay_time_min={times[0]} and decay_time_max={times[1]} do not fit gate={gate!r}, which takes {wanted[0]}"
+            )
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.gate_proj = nn.Linear(config.hidden_size, self.heads) if self.gate == "full" else None
+        self.gate_bias = nn.Parameter(torch.empty(self.heads)) if self.gate == "bias_only" else None
+
+    def _decay(self, device: torch.device | None = None) -> torch.Tensor:
+        """Return log f of each head at its time of decay, `(heads,)`: -1 / time."""
+        low, high = (math.log(time or 1.0) for time in (self.decay_time_min, self.decay_time_max))
+        return -torch.linspace(-low, -high, self.heads, device=device).exp()
+
+    def initialize(self, std: float) -> None:
+        if self.gate_bias is not None and self.decay_time_min is not None:
+            init.copy_(self.gate_bias, -(-self._decay()).expm1().log())
+        elif self.gate_bias is not None:
+            init.zeros_(self.gate_bias)
+
+    def gate_tokens(self, context: torch.Tensor) -> torch.Tensor:
+        if self.gate_proj is not None:
+            return logsigmoid(_wide(self.gate_proj(context)))
+        outer = (*context.shape[:2], -1)
+        if self.gate_bias is None:
+            return _wide(self._decay(context.device).expand(outer))
+        return logsigmoid(_wide(self.gate_bias.expand(outer)))
+
+
+class DataDependentAlibi(PositionScheme):
+    """The slope of ALiBi at each token is the token's: b_ij = sum of s log sigmoid(w . x_t + b) for t = j+1..i.
+
+    As x-transformers' `DataDependentAlibi` has it, after arXiv 2503.02130: that of `fox` with b starting at 5, so that little is
+    forgotten at first, and a factor s. Its form for encoders, with gates for either direction, is not here.
+    """
+
+    parameter_specs = {
+        "bias_init": ParameterSpec(5.0, "b where learning starts", minimum=-1e4, maximum=1e4),
+        "post_log_scale": ParameterSpec(1.0, "factor s", minimum=0.0, maximum=1e6),
+    }
+    refuses = _ORDER
+    combines_as = "bias"
+    source = "x-transformers, after arXiv 2503.02130, section 3"
+    bias_init: float
+    post_log_scale: float
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.gate_proj = nn.Linear(config.hidden_size, self.heads)
+
+    def initialize(self, std: float) -> None:
+        init.constant_(self.gate_proj.bias, self.bias_init)
+
+    def gate_tokens(self, context: torch.Tensor) -> torch.Tensor:
+        return self.post_log_scale * logsigmoid(_wide(self.gate_proj(context)))
+
+
+class Cable(PositionScheme):
+    """Context-aware biases: b_ij = sum of -softplus(w . x_t + b) for t = j+1..i (arXiv 2503.08067, section 3).
+
+    The paper divides the products of queries and keys by the root of the head size, as here; the released code does not
+    (`scale_scores`). Its form for encoders is not here.
+    """
+
+    parameter_specs = {
+        "scale_scores": ParameterSpec(True, "divide scores by the root of the head size", choices=(False, True)),
+    }
+    refuses = _ORDER
+    combines_as = "bias"
+    source = "arXiv 2503.08067, section 3"
+    scale_scores: bool
+
+    def __init__(self, config: Any, **parameters: Any) -> None:
+        super().__init__(config, **parameters)
+        self.gate_proj = nn.Linear(config.hidden_size, self.heads)
+
+    def scale(self) -> float:
+        return super().scale() if self.scale_scores else 1.0
+
+    def gate_tokens(self, context: torch.Tensor) -> torch.Tensor:
+        return -softplus(_wide(self.gate_proj(context)))
