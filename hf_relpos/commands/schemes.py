@@ -78,7 +78,11 @@ def kernel(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     tables, prepared = DistanceTables(positions), scheme.prepare(positions)
     query, key = scheme.encode_query(states, prepared), scheme.encode_key(states, prepared)
     scores = scheme.scale() * query @ key.transpose(-1, -2)
-    terms = RelPosAttention(reference_config(name, **SIZES), 0).score_terms(scheme.call, tables)
+    config = reference_config(name, **SIZES)
+    gates = scheme.gate_tokens(
+        torch.randn(config.hidden_size, generator=torch.Generator().manual_seed(2)).expand(1, length, -1)
+    )
+    terms = RelPosAttention(config, 0).score_terms(scheme.call, tables, gates)
     bias = None if terms is None else dense_bias(terms, tables, query, key, scheme.scale())
     scores = scores if bias is None else scores + bias
     row = scores[0, :, query_row]
@@ -95,7 +99,7 @@ def count_parameters(name: str) -> int:
 def facts(name: str) -> dict[str, Any]:
     """Collect what the table of all schemes says of one."""
     kind = SCHEMES[name]
-    adds = kind.score_terms is not PositionScheme.score_terms
+    adds = kind.adds_terms() or kind.gates()
     acts = "embeddings" if kind.acts_on_embeddings else "queries, keys" if kind.encodes() else "scores" if adds else "nothing"
     return {
         "acts on": acts,
@@ -178,7 +182,7 @@ def combinations() -> str:
     lines = [
         "# Two schemes in one layer",
         "",
-        "`position_scheme: rope+alibi`: queries and keys are turned by the one, and the other's number per head and distance is",
+        "`position_scheme: rope+alibi`: queries and keys are turned by the one, and the other's number per head and distance or token is",
         "added to the scores of what was turned. Names may stand in any order, and in a list with one name a layer,",
         "`[rope+t5, nope, ...]`. `position_parameters` map each scheme's name to its own, `{t5: {num_buckets: 16}}`.",
         "",

@@ -8,7 +8,6 @@ saved log-sum-exp, as FlashAttention does (arXiv 2205.14135), and sums score gra
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from .blockwise_backward import blockwise_gradients
 from .blockwise_buffers import BufferPool
@@ -27,8 +26,8 @@ from .blockwise_forward import low_rank_bias_of
 from .blockwise_forward import whole_scores
 from .blockwise_kernel import fused_attention
 from .blockwise_masking import groups_of_rows
+from .blockwise_sums import with_room
 from .positions import Positions
-from .running_sums import to_parts
 from .scheme_terms import ScoreTerms
 from .toeplitz import padded_to_diagonals
 from .toeplitz import weighted
@@ -67,7 +66,7 @@ class _Blockwise(torch.autograd.Function):
         for rows in cut_blocks(parts, plan, fuses):
             factors = low_rank_bias_of(learned, plan, rows)
             for block in cut_heads(rows, parts, plan, fuses):
-                part = parts.cut(block)
+                part = parts.cut(block).grown(block)
                 dense = dense_part(part, plan.learned(learned, block), plan, block)
                 scores = block_scores(part, dense, factors, plan, block, buffers)
                 found = _attend(part, plan, block, scores, buffers)
@@ -140,7 +139,7 @@ def _attend_rows(
     states: list[torch.Tensor], terms: ScoreTerms, positions: Positions, scale: float, dropout: float
 ) -> torch.Tensor:
     """Attend for rows of the batch that share what hides keys, by queries, keys and values; `(batch, query, heads, head_dim)`."""
-    query, key, value = states
+    query, key, value = states  # (batch, heads, length, head_dim)
     wide = torch.promote_types(query.dtype, torch.float32)
     distances = query.shape[2] + key.shape[2] - 1
     hidden = _hidden(positions, distances, wide)
@@ -160,11 +159,9 @@ def _attend_rows(
     vectors = (table(terms.query_vectors), table(terms.key_vectors), table(terms.value_vectors))
     sums, size = None, value.shape[-1]
     if terms.sums is not None:
-        key = torch.cat([key, to_parts(-terms.sums, key.dtype)], -1)
-        value = pad(value, (0, key.shape[-1] - size))  # the fused kernel takes keys and values of one width
-        sums = terms.sums.detach().transpose(0, 1)
-    states = (query.flip(-2).transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
-    parts = BlockTensors(*states, bias, *vectors, offset(terms.key_offset), offset(terms.distance_offset), sums)
+        value, sums = with_room(value, BLOCK), terms.sums.transpose(0, 1)
+    heads_first = (query.flip(-2).transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
+    parts = BlockTensors(*heads_first, bias, *vectors, offset(terms.key_offset), offset(terms.distance_offset), sums)
     seed = int(torch.randint(2**62, ())) if dropout else 0
     made = (terms.dense, terms.mixes_heads, terms.factors, len(terms.learned))
     plan = BlockSettings(positions, scale, hidden, near, dropout, seed, *made)

@@ -21,6 +21,8 @@ from .blockwise_forward import low_rank_bias_of
 from .blockwise_forward import whole_scores
 from .blockwise_kernel import fused_gradients
 from .blockwise_key_terms import key_product_gradients
+from .blockwise_sums import add_growth_gradient
+from .blockwise_sums import from_channels
 from .scheme_terms import LowRankBias
 from .toeplitz import add_matmul
 from .toeplitz import padded_to_diagonals
@@ -76,7 +78,8 @@ class _Gradients:
     def fuses(self) -> bool:
         """Return whether the kernel's own backward pass will do: nothing is learned from the scores but queries and keys."""
         asked = (self.sums.bias, self.parts.query_vectors, self.parts.key_vectors, self.plan.dense, self.plan.factors)
-        return fusible(self.parts, self.plan) and all(part is None for part in asked)
+        exact = self.sums.sums is None or self.lse.dtype == self.parts.key.dtype  # half precision loses what gates sum up
+        return exact and fusible(self.parts, self.plan) and all(part is None for part in asked)
 
     def add_rows(self, rows: Block) -> None:
         """Add what one block of all heads gives."""
@@ -88,7 +91,7 @@ class _Gradients:
 
     def add(self, block: Block, factors: "_Factors | None") -> None:
         """Add what one block gives."""
-        part, total = self.parts.cut(block), self.sums.cut(block)
+        part, total = self.parts.cut(block).grown(block), self.sums.cut(block)
         dense = None if self.plan.dense is None else _Dense(self, part, total, block)
         made = None if dense is None else dense.made.detach()
         scores = block_scores(part, made, None if factors is None else factors.detached, self.plan, block, self.buffers)
@@ -114,9 +117,13 @@ class _Gradients:
         states = (content_query(part, self.plan), part.key, part.value)
         query, key, value = fused_gradients(grad, states, (output, lse), scores)
         _add_query(total, query[..., : part.query.shape[-1]] * self.plan.scale, total.key_offset)
-        for sums, found in ((total.key, key), (total.value, value)):
+        size = part.query.shape[-1]
+        for sums, found in ((total.key, key[..., :size]), (total.value, value)):
             if sums is not None:
                 sums.add_(found)
+        if total.sums is not None:
+            found = from_channels(query[..., size:], key[..., size:])
+            add_growth_gradient(total.sums, *found, int(block.positions.start))
 
     def _add_values(self, part: BlockTensors, total: BlockTensors, block: Block, scores: torch.Tensor) -> torch.Tensor:
         """Add gradients of values and their vectors; return that of the scores, `(heads, batch, rows, columns)`."""
@@ -150,11 +157,14 @@ class _Gradients:
     def _add_products(self, part: BlockTensors, total: BlockTensors, score_grad: torch.Tensor) -> None:
         _add_query(total, (score_grad @ part.key[..., : part.query.shape[-1]]) * self.plan.scale, total.key_offset)
         if total.key is not None:
-            add_matmul(total.key, score_grad.transpose(-1, -2), content_query(part, self.plan))
+            query = content_query(part, self.plan)[..., : part.query.shape[-1]]
+            add_matmul(total.key, score_grad.transpose(-1, -2), query)
 
     def _add_tables(self, part: BlockTensors, total: BlockTensors, block: Block, score_grad: torch.Tensor) -> None:
         """Add gradients of all that is added to the products, and of its sources."""
         scale, first = self.plan.scale, self.plan.first(block)
+        if total.sums is not None:
+            add_growth_gradient(total.sums, score_grad.sum(-2), score_grad.sum(-1), int(block.positions.start))
         if total.bias is not None:
             total.bias[:, block.distances] += padded_to_diagonals(
                 score_grad.sum(1)[:, None] if score_grad.shape[1] > 1 else score_grad

@@ -16,8 +16,9 @@ from .blockwise_buffers import BufferPool
 from .blockwise_kernel import kernel_works
 from .blockwise_key_terms import add_key_products
 from .blockwise_masking import keys_seen_by
+from .blockwise_sums import with_groups
+from .blockwise_sums import with_growth
 from .positions import Positions
-from .running_sums import to_parts
 from .scheme_terms import LowRankBias
 from .toeplitz import add_matmul
 from .toeplitz import products
@@ -40,8 +41,7 @@ class BlockTensors(NamedTuple):
     """The tensors that blocks are computed from, heads first: `(heads, batch, length, head_dim)`, the queries backwards.
 
     The bias is `(heads, distances)`; vectors are `(heads|1, entries, head_dim)`, the first of distance number `BlockSettings.near`.
-    With `sums (heads, batch, key)` of the keys, these have channels after head_dim, which the queries meet with ones: through them
-    gradients come back, and `cut` writes into them how much the sum has grown from the key to the middle of a block's queries.
+    With running `sums (heads, batch, key)`, the keys of a block get channels for them, and values room (`blockwise_sums.py`).
     """
 
     query: torch.Tensor
@@ -53,20 +53,20 @@ class BlockTensors(NamedTuple):
     value_vectors: torch.Tensor | None
     key_offset: torch.Tensor | None
     distance_offset: torch.Tensor | None
-    sums: torch.Tensor | None = None
+    sums: torch.Tensor | None
 
     def cut(self, block: "Block") -> "BlockTensors":
         """Return the tensors of one block: its queries, keys and values, and the tables of its heads, whole."""
-        parts = BlockTensors(*(_of_heads(part, block.heads) for part in self))
-        along = {"query": block.rows, "key": block.columns, "value": block.columns, "sums": block.columns}
-        given = {name: getattr(parts, name) for name in along}
-        found: dict[str, Any] = {name: part[:, :, along[name]] for name, part in given.items() if part is not None}
-        if "sums" in found:
-            sums, key = found["sums"], found["key"]
-            middle = block.positions.start + block.shape[0] // 2
-            grown = to_parts(sums[..., middle, None] - sums, key.dtype)
-            found["key"] = torch.cat([key[..., : -grown.shape[-1]], grown], -1)
-        return parts._replace(**found)
+        query, key, value, *tables, sums = (_of_heads(part, block.heads) for part in self)
+        pairs = ((query, block.rows), (key, block.columns), (value, block.columns), (sums, block.columns))
+        along: Any = [None if part is None else part[:, :, cut] for part, cut in pairs]
+        return BlockTensors(*along[:3], *tables, along[3])  # pyright: ignore[reportCallIssue]
+
+    def grown(self, block: "Block") -> "BlockTensors":
+        """Return the tensors of a block with what its sums add, as channels of its keys."""
+        if self.sums is None:
+            return self
+        return self._replace(key=with_growth(self.key, self.sums, int(block.positions.start), block.shape[0], BLOCK))
 
 
 def _of_heads(tensor: torch.Tensor | None, heads: slice) -> torch.Tensor | None:
@@ -251,8 +251,9 @@ def _scaled_query(parts: BlockTensors, plan: BlockSettings, offset: torch.Tensor
 
 
 def content_query(parts: BlockTensors, plan: BlockSettings) -> torch.Tensor:
-    """Return the scaled queries that meet the keys, with a one for each channel that these have more."""
-    return pad(_scaled_query(parts, plan, parts.key_offset), (0, parts.key.shape[-1] - parts.query.shape[-1]), value=1.0)
+    """Return the scaled queries that meet the keys."""
+    query, more = _scaled_query(parts, plan, parts.key_offset), parts.key.shape[-1] - parts.query.shape[-1]
+    return with_groups(query, more) if more else query
 
 
 def distance_query(parts: BlockTensors, plan: BlockSettings) -> torch.Tensor:
