@@ -18,7 +18,9 @@ from hf_relpos import RelPosEncoderModel
 from hf_relpos.model.position_builder import build_positions
 from hf_relpos.model.position_tables import DistanceTables
 from hf_relpos.model.positions import Positions
+from hf_relpos.model.running_sums import running_sums
 from hf_relpos.model.scheme_registry import build_scheme
+from hf_relpos.model.scheme_terms import ScoreTerms
 from hf_relpos.model.scheme_terms import dense_bias
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -135,6 +137,19 @@ def test_dynamic_bias_is_that_of_x_transformers(depth: int, log_distance: bool) 
         found = dense_bias(terms, DistanceTables(positions), query, query, 1.0)[0]
     wanted = theirs(20, 20) - theirs.mlp[-1].bias[:, None, None]
     torch.testing.assert_close(found[:, positions.visible[0, 0]], wanted[:, positions.visible[0, 0]])
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_data_dependent_alibi_is_that_of_x_transformers(factor: float) -> None:
+    xt = pytest.importorskip("x_transformers.x_transformers")
+    theirs, states = xt.DataDependentAlibi(32, heads=4, post_log_scale=factor), torch.randn(2, 20, 32)
+    scheme = scheme_of("data_dependent_alibi", {"post_log_scale": factor})
+    scheme.gate_proj.load_state_dict(theirs.to_forget_gates[0].state_dict())
+    positions, query = positions_of(20, torch.float32), torch.zeros(2, 4, 20, 8)
+    terms = ScoreTerms(sums=running_sums(scheme.gate_tokens(states), positions))
+    found: Any = dense_bias(terms, DistanceTables(positions), query, query, 1.0)
+    seen = positions.visible[0, 0]
+    torch.testing.assert_close(found[..., seen], theirs(states)[..., seen], rtol=1e-5, atol=1e-5)
 
 
 DEBERTA_RULES = [

@@ -73,11 +73,22 @@ class RelPosAttention(nn.Module):
         gates = to_device(scheme("gate_tokens", context), key.device)
         if cache is None:
             return key, value, gates
-        if gates is None:
-            return *cache.update(key, value, self.layer_idx), None
-        joined, value = cache.update(join_gates(key, gates), value, self.layer_idx)
-        key, gates = split_gates(joined, key.shape[-1])
-        return key, value, gates
+        joined = key if gates is None else join_gates(key, gates)
+        self._check_width(cache, joined.shape[-1])
+        joined, value = cache.update(joined, value, self.layer_idx)
+        if gates is not None:
+            joined, gates = split_gates(joined, key.shape[-1])
+        return joined, value, gates
+
+    def _check_width(self, cache: Cache, width: int) -> None:
+        """Refuse a cache whose keys another scheme made, which shows where it keeps more of a token or less."""
+        layers: Any = getattr(cache, "layers", ())
+        kept = getattr(layers[self.layer_idx], "keys", None) if self.layer_idx < len(layers) else None
+        if isinstance(kept, torch.Tensor) and kept.dim() == 4 and kept.shape[-1] != width:
+            raise ValueError(
+                f"the cache holds {kept.shape[-1]} numbers a key in layer {self.layer_idx}, where this model's position scheme keeps "
+                f"{width}: it was made by another scheme or in another precision; begin with a new cache"
+            )
 
     @staticmethod
     def _project_elsewhere(device: torch.device, projection: nn.Module, states: torch.Tensor) -> torch.Tensor:
