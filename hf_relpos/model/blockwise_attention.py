@@ -23,10 +23,10 @@ from .blockwise_forward import dense_part
 from .blockwise_forward import dropout_mask
 from .blockwise_forward import fusible
 from .blockwise_forward import low_rank_bias_of
+from .blockwise_forward import room_for_sums
 from .blockwise_forward import whole_scores
 from .blockwise_kernel import fused_attention
 from .blockwise_masking import groups_of_rows
-from .blockwise_sums import with_room
 from .positions import Positions
 from .scheme_terms import ScoreTerms
 from .toeplitz import padded_to_diagonals
@@ -159,7 +159,7 @@ def _attend_rows(
     vectors = (table(terms.query_vectors), table(terms.key_vectors), table(terms.value_vectors))
     sums, size = None, value.shape[-1]
     if terms.sums is not None:
-        value, sums = with_room(value, BLOCK), terms.sums.transpose(0, 1)
+        value, sums = room_for_sums(value), terms.sums.transpose(0, 1)
     heads_first = (query.flip(-2).transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
     parts = BlockTensors(*heads_first, bias, *vectors, offset(terms.key_offset), offset(terms.distance_offset), sums)
     seed = int(torch.randint(2**62, ())) if dropout else 0

@@ -18,6 +18,7 @@ from .blockwise_key_terms import add_key_products
 from .blockwise_masking import keys_seen_by
 from .blockwise_sums import with_groups
 from .blockwise_sums import with_growth
+from .blockwise_sums import with_room
 from .positions import Positions
 from .scheme_terms import LowRankBias
 from .toeplitz import add_matmul
@@ -111,6 +112,11 @@ class Block(NamedTuple):
     def shape(self) -> tuple[int, int]:
         """Return the numbers of rows and columns."""
         return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+
+
+def room_for_sums(value: torch.Tensor) -> torch.Tensor:
+    """Return values as wide as the keys of a block with the channels of their sums."""
+    return with_room(value, BLOCK)
 
 
 def fusible(parts: BlockTensors, plan: BlockSettings) -> bool:

@@ -58,14 +58,15 @@ class FoX(PositionScheme):
         self.gate_proj = nn.Linear(config.hidden_size, self.heads) if self.gate == "full" else None
         self.gate_bias = nn.Parameter(torch.empty(self.heads)) if self.gate == "bias_only" else None
 
-    def _decay(self, device: torch.device | None = None) -> torch.Tensor:
+    def _decay(self, like: torch.Tensor) -> torch.Tensor:
         """Return log f of each head at its time of decay, `(heads,)`: -1 / time."""
         low, high = (math.log(time or 1.0) for time in (self.decay_time_min, self.decay_time_max))
-        return -torch.linspace(-low, -high, self.heads, device=device).exp()
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return -torch.linspace(-low, -high, self.heads, dtype=dtype, device=like.device).exp()
 
     def initialize(self, std: float) -> None:
         if self.gate_bias is not None and self.decay_time_min is not None:
-            init.copy_(self.gate_bias, -(-self._decay()).expm1().log())
+            init.copy_(self.gate_bias, -(-self._decay(self.gate_bias)).expm1().log())
         elif self.gate_bias is not None:
             init.zeros_(self.gate_bias)
 
@@ -74,7 +75,7 @@ class FoX(PositionScheme):
             return logsigmoid(_wide(self.gate_proj(context)))
         outer = (*context.shape[:2], -1)
         if self.gate_bias is None:
-            return _wide(self._decay(context.device).expand(outer))
+            return _wide(self._decay(context).expand(outer))
         return logsigmoid(_wide(self.gate_bias.expand(outer)))
 
 
