@@ -23,7 +23,7 @@ from hf_relpos.training.optimizer import split_parameters
 REFUSED = {
     "rope+xpos": "both turn queries and keys",
     "rope+rope": "both turn queries and keys",
-    "alibi+t5": "both add a number per head and distance",
+    "alibi+t5": "both add numbers to the scores",
     "sinusoidal+rope": "sinusoidal adds absolute positions to the embeddings",
     "rope+learned_absolute": "learned_absolute adds absolute positions to the embeddings",
     "alibi+sinusoidal": "sinusoidal adds absolute positions to the embeddings",

@@ -160,7 +160,7 @@ def attend_by_sdpa(layer: nn.Module, inputs: AttentionInputs) -> Attended:
     missing = inputs.query.shape[-1] - size
     wide = replace(inputs, value=nn.functional.pad(inputs.value, (0, missing))) if missing else inputs
     output, _ = _attend_by_name("sdpa", layer, wide, positions.visible if positions.needs_mask else None)
-    return output[..., :size], None
+    return output[..., :size] if missing else output, None
 
 
 def attend_by_flex(layer: nn.Module, inputs: AttentionInputs) -> Attended:
