@@ -48,9 +48,11 @@ def decode(model: Any, ids: torch.Tensor, numbers: torch.Tensor, portions: list[
     return torch.cat(states, 1), cache
 
 
-@pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name != "random"])
 @pytest.mark.parametrize("case", cases())
-def test_formula_on_the_given_numbers(case: Case, numbers: torch.Tensor) -> None:
+def test_formula_on_the_given_numbers(case: Case, name: str) -> None:
+    """Random ones, and gradients, are those of `test_matrix.py`."""
+    numbers = NUMBERS[name]
     model, ids = case.model(), ids_of()
     found = model(ids, position_ids=numbers).last_hidden_state
     torch.testing.assert_close(found, expected(model, ids, position=numbers), **EXACT)
