@@ -27,7 +27,7 @@ WITHOUT_TABLES = ("cpu",)
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What a layer attends with in one pass.
+    """Hold what a layer attends with in one pass.
 
     Attributes:
         query: `(batch, heads, query, head_dim)`, encoded.

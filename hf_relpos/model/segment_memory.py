@@ -14,7 +14,7 @@ from .positions import known
 
 
 class SegmentMemory(NamedTuple):
-    """What a forward pass remembers (arXiv 1901.02860, section 3.2).
+    """Hold what a forward pass remembers (arXiv 1901.02860, section 3.2).
 
     Attributes:
         hidden: `(batch, layers, mem_len, hidden_size)` inputs of each layer, right aligned: the newest token is in the last slot.

@@ -15,7 +15,7 @@ from .positions import Positions
 
 @dataclass(frozen=True)
 class SecondInput:
-    """What all layers of a stack are given beside their own inputs: a query stream, or the source of an encoder-decoder.
+    """Hold what all layers of a stack are given beside their own inputs: a query stream, or the source of an encoder-decoder.
 
     The states are passed to a layer by place: reentrant gradient checkpointing sends no gradients through keywords.
 

@@ -1,4 +1,4 @@
-"""What all models share: weights and conventions, and a stack of embeddings, position schemes and layers."""
+"""Weights and conventions that all models share, and a stack of embeddings, position schemes and layers."""
 
 from copy import deepcopy
 from typing import Any
