@@ -1,13 +1,19 @@
 """Arguments of `train_lm.py`: numbers of YAML, lists, ranges, and the help."""
 
+import json
+import pathlib
 import re
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from matrix import SIZES
 from runs import write_config
 
+from hf_relpos import RelPosDecoderConfig
 from hf_relpos.training.argument_checks import refuse_numbers
+from hf_relpos.training.arguments import ModelArguments
 from hf_relpos.training.arguments import RunArguments
 from hf_relpos.training.arguments import parse_arguments
 from hf_relpos.training.command_line import EXAMPLES
@@ -155,3 +161,38 @@ def test_a_misspelled_run_makes_no_folder(config, tmp_path):
     with pytest.raises(ValueError, match="did you mean"):
         prepare([config(learning_rates=1)])
     assert not (tmp_path / "out").exists()
+
+
+NUMBERS = [
+    ("hidden_size", 48.0, 48),
+    ("hidden_size", "4.8e1", 48),
+    ("hidden_size", 48.5, "a whole number"),
+    ("hidden_size", True, "a whole number"),
+    ("hidden_size", "wide", "a whole number"),
+    ("hidden_size", float("inf"), "a whole number"),
+    ("sliding_window", 4.0, 4),
+    ("sliding_window", "auto", None),
+    ("sliding_window", False, "a whole number or 'auto' or null"),
+    ("layer_norm_eps", 1, 1.0),
+    ("layer_norm_eps", "1e-6", 1e-6),
+    ("layer_norm_eps", True, "a number"),
+    ("gated_mlp", 1, "true or false"),
+    ("cutoffs", [10.0, 20], [10, 20]),
+    ("cutoffs", [10.5], "a whole number"),
+]
+
+
+@pytest.mark.parametrize("name, value, wanted", NUMBERS)
+def test_numbers_of_fields_are_exact_or_refused(name: str, value: Any, wanted: Any, tmp_path: pathlib.Path) -> None:
+    """In settings of a run, which are read from text, and beside a saved configuration."""
+    config = RelPosDecoderConfig(**{**SIZES, "attn_implementation": None})
+    config.save_pretrained(tmp_path)
+    arguments = ModelArguments(model_type="relpos_decoder", config_overrides=json.dumps({name: value}))
+    ways = [lambda: build_config(arguments, None), lambda: RelPosDecoderConfig.from_pretrained(tmp_path, **{name: value})]
+    for way in ways:
+        if isinstance(wanted, str):
+            with pytest.raises(ValueError, match=rf"{name}=.* is not allowed: {wanted}$"):
+                way()
+        else:
+            found = getattr(way(), name)
+            assert found == wanted and type(found) is type(wanted)

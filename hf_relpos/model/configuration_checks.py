@@ -3,7 +3,11 @@
 import math
 from dataclasses import fields
 from difflib import get_close_matches
+from types import UnionType
 from typing import Any
+from typing import Union
+from typing import get_args
+from typing import get_origin
 
 from transformers.utils import logging
 
@@ -81,3 +85,42 @@ def refuse_misspelled(config: Any, keywords: dict[str, Any], families: set[str])
             if config.transformers_version is None:
                 raise ValueError(message)
             logger.warning(message)
+
+
+def exact_fields(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return fields that were read from text with each number in the type of its field, where that changes nothing.
+
+    So `1e3`, which a reader takes for a float or for a word, counts as the whole number 1000, and 1 as a float.
+
+    Args:
+        kind: the class of the configuration.
+        given: fields by their names; those that it does not have stay as they are.
+
+    Raises:
+        ValueError: another value for a number, or for true and false; names the field, the value and what is allowed.
+    """
+    types = {field.name: field.type for field in fields(kind)}
+    return {name: _exact(name, value, types[name]) if name in types else value for name, value in given.items()}
+
+
+def _exact(name: str, value: Any, annotation: Any) -> Any:
+    allowed = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    numbers = [kind for kind in (int, float) if kind in allowed]
+    if isinstance(value, list) and list[int] in allowed:
+        return [_exact(name, item, int) for item in value]
+    chosen = [choice for kind in allowed for choice in get_args(kind)]
+    if value is None or str in allowed or not {*numbers, bool} & {*allowed} or type(value) in allowed or value in chosen:
+        return value
+    if numbers and isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            number = float(value)
+            if float in numbers:
+                return number
+            if number.is_integer() and (isinstance(value, str) or number == value):
+                return int(number)
+        except (ValueError, OverflowError):
+            pass
+    words = {int: "a whole number", float: "a number", bool: "true or false"}
+    known = [words[kind] for kind in (numbers[-1:] or []) + [bool] * (bool in allowed)]
+    known += [repr(choice) for choice in chosen if isinstance(choice, str)] + ["null"] * (type(None) in allowed)
+    raise ValueError(f"{name}={value!r} is not allowed: {' or '.join(known)}")

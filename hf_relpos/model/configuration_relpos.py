@@ -14,6 +14,7 @@ from .adaptive_softmax import check_clusters
 from .configuration_changes import merge_fields
 from .configuration_checks import check_numbers
 from .configuration_checks import complete_heads
+from .configuration_checks import exact_fields
 from .configuration_checks import refuse_misspelled
 from .peft_targets import register_peft_targets
 from .scheme_registry import check_schemes
@@ -198,7 +199,7 @@ class RelPosConfig(PreTrainedConfig):
         (`configuration_changes.py`). With another `position_scheme`, the parameters of schemes that are left stay.
         """
         own = {field.name for field in fields(cls)} - {field.name for field in fields(PreTrainedConfig)}
-        given = {name: kwargs.pop(name) for name in own & kwargs.keys()}
+        given = exact_fields(cls, {name: kwargs.pop(name) for name in own & kwargs.keys()})
         return super().from_dict(merge_fields(cls, config_dict, given) if given else config_dict, **kwargs)
 
 

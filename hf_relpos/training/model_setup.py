@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase
 
 from hf_relpos.evaluation.language_model import position_bound
+from hf_relpos.model.configuration_checks import exact_fields
 from hf_relpos.training.arguments import ModelArguments
 
 # What may change when a model is trained further: fields that do not say what its weights are, but for those of positions. Tables
@@ -71,6 +72,7 @@ def build_config(arguments: ModelArguments, block_size: int | None) -> PreTraine
         raise ValueError(f"unknown model_type={arguments.model_type!r}; one of {families}, or another of transformers'")
     family = CONFIG_MAPPING[arguments.model_type]
     _refuse_unknown(fields, family)
+    fields = exact_fields(family, fields)
     fields = {"max_position_embeddings": block_size or DEFAULT_BLOCK_SIZE, **fields}
     try:
         return family(**fields)
@@ -133,6 +135,7 @@ def _load_config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
     except OSError as error:
         raise ValueError(f"model_name_or_path={name!r} is neither a model folder nor a model of the Hub") from error
     _refuse_unknown(fields, type(config))
+    fields = exact_fields(type(config), fields)
     own = vars(config)
     fixed = [field for field, value in fields.items() if own.get(field) != value and field not in ADJUSTABLE]
     if fixed:
