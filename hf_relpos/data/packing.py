@@ -93,10 +93,21 @@ def _lists(rows: np.ndarray, kind: pa.ListType) -> pa.Array:
 
 
 def pack_stream(documents: IterableDataset, tokenizer: PreTrainedTokenizerBase, block_size: int) -> IterableDataset:
-    """Do the same for streamed training text; what does not fill a block is dropped of every thousand rows."""
+    """Do the same for streamed training text; what does not fill a block is dropped of every thousand rows (of files: sixteen)."""
     cut = partial(_cut_rows, tokenizer=tokenizer, block_size=block_size)
     names = documents.column_names or ["text"]
-    return documents.map(cut, batched=True, batch_size=1000, remove_columns=names).with_format("torch")
+    rows = 16 if "continues" in names else 1000  # those of files may have a million characters
+    return documents.map(cut, batched=True, batch_size=rows, remove_columns=names).with_format("torch")
+
+
+def tokenize_stream(documents: IterableDataset, tokenizer: PreTrainedTokenizerBase) -> IterableDataset:
+    """Tokenize streamed documents, for lanes, which cut them into blocks."""
+
+    def tokenize(row: dict[str, Any]) -> dict[str, Any]:
+        tokens, starts = tokenize_rows(tokenizer, [row["text"]], [bool(row.get("continues"))])
+        return {"input_ids": tokens.tolist(), "reset_mask": starts.tolist()}
+
+    return documents.map(tokenize, remove_columns=documents.column_names or ["text"])
 
 
 def _cut_rows(rows: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, block_size: int) -> Columns:

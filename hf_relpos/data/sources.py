@@ -9,7 +9,6 @@ import hashlib
 import io
 import logging
 import platform
-import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
 from tqdm.auto import tqdm
 
+from hf_relpos.data.file_streams import stream_files
 from hf_relpos.data.files import find_files
 from hf_relpos.data.files import shared_files
 from hf_relpos.data.hold_out import hold_out
@@ -34,6 +34,7 @@ from hf_relpos.data.readers import BadFile
 from hf_relpos.data.readers import Piece
 from hf_relpos.data.readers import file_kind
 from hf_relpos.data.readers import read_file
+from hf_relpos.data.stdlib import stdlib_files
 from hf_relpos.data.tables import cached_table
 from hf_relpos.data.tables import read_rows
 from hf_relpos.training.arguments import DataArguments
@@ -41,16 +42,6 @@ from hf_relpos.training.arguments import DataArguments
 logger = logging.getLogger(__name__)
 
 STDLIB = "stdlib"
-STDLIB_LEFT_OUT = {
-    "__pycache__",
-    "dist-packages",
-    "idlelib",
-    "lib2to3",
-    "site-packages",
-    "test",
-    "tests",
-    "turtledemo",
-}
 SPLITS = ("train", "validation", "test")
 # Documents of a stream that are taken for evaluation.
 STREAMED_EVALUATION = 1000
@@ -82,11 +73,13 @@ def load_documents(arguments: DataArguments) -> Documents:
     files = {split: names for split, names in files.items() if names}
     if files and arguments.dataset_name:
         raise ValueError(f"dataset_name={arguments.dataset_name!r} and {'_file, '.join(files)}_file exclude each other")
-    if arguments.streaming and (arguments.dataset_name or "stdlib") == "stdlib":
-        raise ValueError("streaming=True reads a dataset of the Hub, named by dataset_name: files and 'stdlib' are read whole")
+    if arguments.streaming and not files and (arguments.dataset_name or "stdlib") == "stdlib":
+        raise ValueError(
+            "streaming=True reads train_file or a dataset of the Hub, named by dataset_name: 'stdlib' is read whole"
+        )
     if files:
         _refuse_shared_files(files)
-        found = _read_splits(files, arguments.text_column)
+        found = _stream_splits(files, arguments) if arguments.streaming else _read_splits(files, arguments.text_column)
     elif arguments.dataset_name in (None, STDLIB):
         found = _read_splits(stdlib_files(), "text")
     else:
@@ -153,18 +146,6 @@ def _also_in_training(documents: Documents) -> dict[str, dict[str, int]]:
     return found
 
 
-def stdlib_files() -> dict[str, list[str]]:
-    """List the Python standard library's own sources, split by the SHA-256 of each file's path modulo 20."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
-    for path in sorted(root.rglob("*.py")):
-        inside = path.relative_to(root)
-        if STDLIB_LEFT_OUT.isdisjoint(inside.parts):
-            bucket = int(hashlib.sha256(inside.as_posix().encode()).hexdigest(), 16) % 20
-            splits[{0: "validation", 1: "test"}.get(bucket, "train")].append(str(path))
-    return splits
-
-
 def load_files(names: list[str], text_column: str = "text") -> Dataset:
     """Read local files.
 
@@ -191,6 +172,16 @@ def _read_splits(files: dict[str, list[str]], text_column: str) -> Documents:
     found = {split: _read_files(names, text_column) for split, names in files.items()}
     left_out = {split: reasons for split, (_, reasons) in found.items() if reasons}
     return Documents(**{split: rows for split, (rows, _) in found.items()}, left_out=left_out)
+
+
+def _stream_splits(files: dict[str, list[str]], arguments: DataArguments) -> Documents:
+    """Stream the training text; texts for evaluation are read whole, into tables on the disk."""
+    found = _read_splits({split: names for split, names in files.items() if split != "train"}, arguments.text_column)
+    if "train" in files:
+        percentage = None if found.validation is not None else arguments.validation_split_percentage
+        found.train, held = stream_files(files["train"], arguments.text_column, percentage)
+        found.validation = held if held is not None else found.validation
+    return found
 
 
 def _read_files(names: list[str], text_column: str) -> tuple[Dataset, dict[str, int]]:
@@ -255,7 +246,9 @@ def _refuse_shared_files(files: dict[str, list[str]]) -> None:
 def _hold_out(documents: Dataset | IterableDataset, percentage: float) -> tuple[Dataset | IterableDataset, Dataset]:
     """Set text for validation apart: a share of the bytes, or the beginning of a stream."""
     if isinstance(documents, IterableDataset):
-        return documents.skip(STREAMED_EVALUATION), _beginning(documents)
+        held = _beginning(documents)  # left out by what it says: skip() would leave out other rows of each share of the shards
+        digests = {hashlib.sha256(text.encode()).digest() for text in held["text"]}
+        return documents.filter(lambda text: hashlib.sha256(text.encode()).digest() not in digests, input_columns="text"), held
     return hold_out(documents, percentage)
 
 

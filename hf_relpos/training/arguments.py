@@ -73,7 +73,7 @@ class DataArguments:
     validation_file: list[str] | None = argument(None, "Text to evaluate on, given like train_file.")
     test_file: list[str] | None = argument(None, "Text for the last evaluation, given like train_file.")
     text_column: str = argument("text", "Column of jsonl, csv, parquet or Hub data that holds the documents.")
-    streaming: bool = argument(False, "Read the Hub dataset while training instead of downloading it first.")
+    streaming: bool = argument(False, "Read train_file or the Hub dataset while training, not before it.")
     validation_split_percentage: float = argument(5.0, "Share of the training text taken when none is given.")
     tokenizer_name: str | None = argument(
         None, "'byte', 'bpe' (learned from the training text) or a tokenizer to load; default: the model's, or 'byte'."

@@ -173,7 +173,8 @@ def build_trainer(
     masked = is_masked(model.config)
     args.label_names = ["labels"] if masked else ["shift_labels"]
     blocks: Any = validation and validation.blocks
-    kind = partial(SegmentTrainer, lane_groups=args.lane_groups) if carries_memory(model.config) else CheckedTrainer
+    lanes: dict[str, Any] = {"lane_groups": args.lane_groups, "block_size": data.block_size}
+    kind = partial(SegmentTrainer, **lanes) if carries_memory(model.config) else CheckedTrainer
     return kind(
         model=model,
         args=args,

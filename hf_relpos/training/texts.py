@@ -15,6 +15,7 @@ from hf_relpos.data.packing import MaskingCollator
 from hf_relpos.data.packing import mask_once
 from hf_relpos.data.packing import pack
 from hf_relpos.data.packing import pack_stream
+from hf_relpos.data.packing import tokenize_stream
 from hf_relpos.data.packing import without_targets
 from hf_relpos.data.sources import Documents
 from hf_relpos.data.sources import describe_source
@@ -87,6 +88,10 @@ def training_blocks(
     """Cut the training text into blocks; a ValueError names a text that is too short for one."""
     block_size = cast(int, data.block_size)
     if isinstance(documents, IterableDataset):
+        if getattr(model.config, "mem_len", 0) and not is_masked(model.config):
+            if data.max_train_samples is not None:
+                raise ValueError("max_train_samples cannot limit streamed text that is read in lanes (mem_len): set max_steps")
+            return tokenize_stream(documents, tokenizer)
         blocks = pack_stream(documents, tokenizer, block_size)
     else:
         if getattr(model.config, "mem_len", 0):
