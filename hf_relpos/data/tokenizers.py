@@ -6,10 +6,10 @@ are given as a pair.
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 from typing import Any
 
 import tokenizers
-from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers import decoders
 from tokenizers import models
@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from hf_relpos.data.tables import cached_facts
-from hf_relpos.data.tables import read_rows
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 END_OF_TEXT, PAD, MASK = SPECIAL_TOKENS = ("<|endoftext|>", "<pad>", "<mask>")
 
@@ -81,7 +81,7 @@ def build_byte_tokenizer() -> PreTrainedTokenizerFast:
     return _wrap(backend)
 
 
-def train_bpe_tokenizer(texts: Iterable[str] | Dataset, vocab_size: int) -> PreTrainedTokenizerFast:
+def train_bpe_tokenizer(texts: "Iterable[str] | Dataset", vocab_size: int) -> PreTrainedTokenizerFast:
     """Learn a byte-level BPE; from a table of documents once, then it is taken from the cache of `datasets`.
 
     Args:
@@ -94,6 +94,12 @@ def train_bpe_tokenizer(texts: Iterable[str] | Dataset, vocab_size: int) -> PreT
     smallest = 256 + len(SPECIAL_TOKENS)
     if vocab_size < smallest:
         raise ValueError(f"vocab_size={vocab_size} is too small for a BPE: bytes and special tokens need {smallest}")
+    # Only here: the package, and with it the tokenizer of saved folders, imports where `datasets` is not installed.
+    from datasets import Dataset
+
+    from hf_relpos.data.tables import cached_facts
+    from hf_relpos.data.tables import read_rows
+
     if not isinstance(texts, Dataset):
         return _wrap(_learn_bpe(texts, vocab_size))
     rows, key = (row["text"] for row in read_rows(texts)), [texts._fingerprint, vocab_size, tokenizers.__version__]
@@ -113,7 +119,7 @@ def _learn_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return backend
 
 
-def load_tokenizer(name: str, texts: Iterable[str] | Dataset = (), vocab_size: int = 4096) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str, texts: "Iterable[str] | Dataset" = (), vocab_size: int = 4096) -> PreTrainedTokenizerBase:
     """Build or load a tokenizer.
 
     Args:
