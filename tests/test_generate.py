@@ -1,6 +1,8 @@
 """After a run: `generate` continues a prompt, and the run and its card say how with words of its own text."""
 
+import json
 import re
+import shutil
 
 import pytest
 from huggingface_hub import ModelCard
@@ -50,7 +52,7 @@ def test_generate_says_what_it_cannot_use(trained, tmp_path):
         if path.is_file():
             (tmp_path / "out" / path.name).write_bytes(path.read_bytes())
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(SystemExit, match="^error: the weights in .* are damaged"):
+    with pytest.raises(SystemExit, match="^error: .*model.safetensors is damaged"):
         command(["generate", str(tmp_path / "out"), "--prompt", "a"])
 
 
@@ -85,3 +87,26 @@ def test_a_card_says_what_resuming_changed(tmp_path):
     run(prepare([write_config(tmp_path, **saves | {"save_steps": 3}, max_steps=6, resume_from_checkpoint="auto")]))
     card = (tmp_path / "out" / "README.md").read_text()
     assert "At step 4 it was resumed with other settings: `max_steps` from 4 to 6, `save_steps` from 2 to 3." in card
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "model-00002-of-00002.safetensors"])
+def test_a_damaged_folder_ends_commands_with_one_line(trained, tmp_path, name):
+    """It names the file, whether that was cut off, is empty or holds something else; of weights in parts one may be missing."""
+    folder = tmp_path / "model"
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoint-*"))
+    contents = [b"", b"garbage", None]
+    if name == "model-00002-of-00002.safetensors":
+        index = {"metadata": {}, "weight_map": {"first": "model.safetensors", "second": name}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    else:
+        contents[2] = (folder / name).read_bytes()[: (folder / name).stat().st_size // 2]
+    for content in contents:
+        if content is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(content)
+        for words in (["generate", "--prompt", "a"], ["evaluate"], ["evaluate", "--lengths", "8"]):
+            with pytest.raises(
+                SystemExit, match=rf"^error: {re.escape(str(folder / name))} is (damaged|missing).*: copy or download"
+            ):
+                command([words[0], str(folder), *words[1:]])

@@ -16,6 +16,7 @@ from hf_relpos.data.tokenizers import load_tokenizer
 from hf_relpos.evaluation.lengths import format_lengths
 from hf_relpos.evaluation.lengths import length_report
 from hf_relpos.evaluation.plots import line_plot
+from hf_relpos.training.checkpoints import check_folder
 from hf_relpos.training.run import evaluate
 from hf_relpos.training.run import prepare
 from hf_relpos.training.summary import compressed_bits_per_byte
@@ -70,6 +71,7 @@ def evaluate_at_lengths(arguments: argparse.Namespace) -> None:
     if min(arguments.tokens, arguments.batch_size) < 1:
         raise ValueError(f"--tokens {arguments.tokens} and --batch_size {arguments.batch_size} must be at least 1")
     folder = arguments.folder
+    check_folder(folder)
     try:
         config = AutoConfig.from_pretrained(folder)
     except OSError as error:

@@ -4,13 +4,13 @@ import argparse
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers import AutoConfig
 from transformers import AutoModelForCausalLM
 from transformers import AutoTokenizer
 from transformers import PreTrainedModel
 
+from hf_relpos.training.checkpoints import check_folder
 from hf_relpos.training.summary import sample
 
 
@@ -37,18 +37,16 @@ def load_causal_model(folder: str) -> PreTrainedModel:
     """Load a causal language model onto the accelerator, if there is one.
 
     Raises:
-        ValueError: the folder holds none, or its weights are damaged.
+        ValueError: the folder holds none, or one of its files is damaged.
     """
+    check_folder(folder)
     try:
         config = AutoConfig.from_pretrained(folder)
     except OSError as error:
         raise ValueError(f"{folder!r} is neither a model folder nor a model of the Hub") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"{folder} holds a {config.model_type}, which continues no text: give the folder of a causal model")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder)
-    except SafetensorError as error:
-        raise ValueError(f"the weights in {folder} are damaged: {error}") from error
+    model = AutoModelForCausalLM.from_pretrained(folder)
     movable: Any = model
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return model if accelerator is None else movable.to(accelerator)

@@ -97,6 +97,29 @@ def advice(checkpoint: Path) -> str:
     )
 
 
+LOADED = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
+"""Files beside the weights that loading a model reads."""
+
+
+def check_folder(name: str | Path) -> None:
+    """Refuse, by a ValueError that names the file, a model folder of which a file is cut off or a part of the weights is missing.
+
+    Args:
+        name: a folder; a name on the Hub, whose files are checked when they are fetched, is passed over.
+    """
+    folder = Path(name)
+    again = "copy or download the folder again, or name another one, such as an earlier checkpoint"
+    read = [folder / name for name in (*LOADED, SAFE_WEIGHTS_INDEX_NAME) if (folder / name).is_file()]
+    for path in [*read, *sorted(folder.glob("*.safetensors"))]:
+        if (damage := _damage(path)) is not None:
+            raise ValueError(f"{path} is damaged ({damage}): {again}")
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    parts = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ()
+    for part in sorted(set(parts)):
+        if not (folder / part).is_file():
+            raise ValueError(f"{folder / part} is missing, although {index.name} names it: {again}")
+
+
 def _required(files: dict[str, Path], memory: bool, scaler: bool) -> list[str]:
     """Return the names of the files that a checkpoint needs, given those that it has."""
     names = [TRAINER_STATE_NAME]

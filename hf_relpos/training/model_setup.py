@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_relpos.evaluation.language_model import position_bound
 from hf_relpos.model.configuration_checks import exact_fields
 from hf_relpos.training.arguments import ModelArguments
+from hf_relpos.training.checkpoints import check_folder
 
 # What may change when a model is trained further: fields that do not say what its weights are, but for those of positions. Tables
 # of a changed scheme begin anew, and the report of loading lists them.
@@ -130,6 +131,7 @@ def _load_config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
     Raises:
         ValueError: there is no such model, or its weights fix one of the fields.
     """
+    check_folder(name)
     try:
         config = AutoConfig.from_pretrained(name)
     except OSError as error:
