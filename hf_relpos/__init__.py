@@ -76,7 +76,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import `SegmentTrainer` at its first use: it needs `accelerate`, which the models do without."""
     if name == "SegmentTrainer":
-        from .training.segment_trainer import SegmentTrainer
+        try:
+            from .training.segment_trainer import SegmentTrainer
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"SegmentTrainer needs the packages for training, and {error.name} is not installed: pip install 'hf_relpos[train]'"
+            ) from error
 
         return SegmentTrainer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,6 +23,12 @@ sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attenti
 model = AutoModelForCausalLM.from_config(hf_relpos.RelPosDecoderConfig(**sizes))
 assert model(torch.ones(1, 3, dtype=torch.long)).logits.shape == (1, 3, 9)
 assert not hidden & sys.modules.keys()
+try:
+    hf_relpos.SegmentTrainer
+except ImportError as error:
+    assert "needs the packages for training" in str(error), error
+else:
+    raise AssertionError("it was imported without them")
 """
 
 
