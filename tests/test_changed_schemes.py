@@ -25,6 +25,7 @@ from hf_relpos import RelPosDecoderForCausalLM
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosSeq2SeqConfig
 from hf_relpos import RelPosSeq2SeqForConditionalGeneration
+from hf_relpos.model import configuration_changes as changes
 from hf_relpos.training.arguments import parse_arguments
 from hf_relpos.training.model_setup import build_config
 
@@ -319,3 +320,16 @@ def test_a_checkpoint_with_old_names_resumes(scheme: Any) -> None:
     other = RelPosDecoderForCausalLM(model.config)
     other.load_state_dict(old)
     assert all(torch.equal(weight, state[name]) for name, weight in other.state_dict().items())
+
+
+def test_parameters_that_change_the_meaning_of_tables_warn(tmp_path: pathlib.Path) -> None:
+    """Once and by name, for any scheme; the same parameters are silent."""
+    for name, before, after in (("kerple", "log", "power"), ("t5", 80, 100)):
+        own = "kernel" if name == "kerple" else "max_distance"
+        config = RelPosDecoderConfig(**{**SIZES, "position_scheme": name, "position_parameters": {own: before}})
+        config.save_pretrained(tmp_path / name)
+        with mock.patch.object(changes.logger, "warning_once") as warned:
+            type(config).from_pretrained(tmp_path / name, position_parameters={own: before})
+            assert not warned.called
+            type(config).from_pretrained(tmp_path / name, position_parameters={own: after})
+        assert repr({own: after}) in warned.call_args.args[0] and "keep what they have learned" in warned.call_args.args[0]

@@ -2,7 +2,11 @@
 
 from typing import Any
 
+from transformers.utils import logging
+
 from .scheme_registry import carry_parameters
+
+logger = logging.get_logger(__name__)
 
 FOLLOWS: dict[str, tuple[str, ...]] = {
     "head_dim": ("hidden_size", "num_attention_heads"),
@@ -39,6 +43,12 @@ def merge_fields(kind: Any, saved: dict[str, Any], given: dict[str, Any]) -> dic
         scheme, parameters = f"{side}position_scheme", f"{side}position_parameters"
         if isinstance(given.get(scheme), str | list) and parameters in kept:
             kept[parameters] = carry_parameters(before[scheme], before[parameters], given[scheme])
+        elif parameters in given and scheme not in given and (given[parameters] or {}) != (before.get(parameters) or {}):
+            logger.warning_once(
+                f"{parameters}={given[parameters]!r} take the place of {before[parameters]!r}, with which {before[scheme]!r} was "
+                "trained: tables of the same size keep what they have learned, which may now mean something else; tables of "
+                "another size begin anew. Train further before you use the model."
+            )
     return kept | given
 
 
