@@ -57,7 +57,8 @@ class _Blockwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: BlockSettings, *tensors: Any) -> torch.Tensor:
-        parts, learned = BlockTensors(*tensors[: len(BlockTensors._fields)]), tensors[len(BlockTensors._fields) :]
+        fields = len(BlockTensors._fields)
+        parts, learned = BlockTensors(*tensors[:fields]).with_channels(), tensors[fields:]
         query, value = parts.query, parts.value
         output = torch.empty(*query.shape[:-1], value.shape[-1], dtype=value.dtype, device=value.device)
         lse = torch.empty(query.shape[:-1], dtype=torch.promote_types(value.dtype, torch.float32), device=value.device)
@@ -66,7 +67,7 @@ class _Blockwise(torch.autograd.Function):
         for rows in cut_blocks(parts, plan, fuses):
             factors = low_rank_bias_of(learned, plan, rows)
             for block in cut_heads(rows, parts, plan, fuses):
-                part = parts.cut(block).grown(block)
+                part = parts.grown(block)
                 dense = dense_part(part, plan.learned(learned, block), plan, block)
                 scores = block_scores(part, dense, factors, plan, block, buffers)
                 found = _attend(part, plan, block, scores, buffers)

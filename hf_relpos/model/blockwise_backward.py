@@ -67,7 +67,7 @@ class _Gradients:
         self.plan = plan
         self.output, self.lse, self.grad = results
         given: Any = tensors
-        self.parts, self.learned = BlockTensors(*given[:FIELDS]), given[FIELDS:]
+        self.parts, self.learned = BlockTensors(*given[:FIELDS]).with_channels(), given[FIELDS:]
         pairs = zip(tensors, wanted, strict=True)
         sums: Any = [self.lse.new_zeros(t.shape) if t is not None and w else None for t, w in pairs]
         self.sums, self.learned_sums = BlockTensors(*sums[:FIELDS]), sums[FIELDS:]
@@ -91,7 +91,7 @@ class _Gradients:
 
     def add(self, block: Block, factors: "_Factors | None") -> None:
         """Add what one block gives."""
-        part, total = self.parts.cut(block).grown(block), self.sums.cut(block)
+        part, total = self.parts.grown(block), self.sums.cut(block)
         dense = None if self.plan.dense is None else _Dense(self, part, total, block)
         made = None if dense is None else dense.made.detach()
         scores = block_scores(part, made, None if factors is None else factors.detached, self.plan, block, self.buffers)

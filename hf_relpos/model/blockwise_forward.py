@@ -16,9 +16,10 @@ from .blockwise_buffers import BufferPool
 from .blockwise_kernel import kernel_works
 from .blockwise_key_terms import add_key_products
 from .blockwise_masking import keys_seen_by
+from .blockwise_sums import with_channels
 from .blockwise_sums import with_groups
-from .blockwise_sums import with_growth
 from .blockwise_sums import with_room
+from .blockwise_sums import write_growth
 from .positions import Positions
 from .scheme_terms import LowRankBias
 from .toeplitz import add_matmul
@@ -63,11 +64,16 @@ class BlockTensors(NamedTuple):
         along: Any = [None if part is None else part[:, :, cut] for part, cut in pairs]
         return BlockTensors(*along[:3], *tables, along[3])  # pyright: ignore[reportCallIssue]
 
+    def with_channels(self) -> "BlockTensors":
+        """Return the tensors with channels for running sums in the keys, where there are any."""
+        return self if self.sums is None else self._replace(key=with_channels(self.key, BLOCK))
+
     def grown(self, block: "Block") -> "BlockTensors":
-        """Return the tensors of a block with what its sums add, as channels of its keys."""
-        if self.sums is None:
-            return self
-        return self._replace(key=with_growth(self.key, self.sums, int(block.positions.start), block.shape[0], BLOCK))
+        """Return the tensors of one block with its sums in the channels of its keys, until the next block writes there."""
+        part = self.cut(block)
+        if part.sums is not None:
+            write_growth(part.key, part.sums, int(block.positions.start), block.shape[0], BLOCK)
+        return part
 
 
 def _of_heads(tensor: torch.Tensor | None, heads: slice) -> torch.Tensor | None:

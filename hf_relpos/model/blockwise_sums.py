@@ -22,11 +22,20 @@ def channels(rows: int, dtype: torch.dtype) -> int:
     return -(-rows // GROUP) * parts_in(dtype) + 1
 
 
-def with_growth(key: torch.Tensor, sums: torch.Tensor, start: int, rows: int, size: int) -> torch.Tensor:
-    """Return a block's keys with the channels of their sums.
+def with_channels(key: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return all keys with room for the channels that blocks of so many rows write their growth to, the last of ones."""
+    more = channels(rows, key.dtype)
+    wide = key.new_zeros(*key.shape[:-1], key.shape[-1] + more)
+    wide[..., :-more] = key
+    wide[..., -1] = 1.0
+    return wide
+
+
+def write_growth(key: torch.Tensor, sums: torch.Tensor, start: int, rows: int, size: int) -> None:
+    """Write to a block's keys what has grown from each of them to the groups of rows.
 
     Args:
-        key: `(heads, batch, columns, head_dim)`.
+        key: `(heads, batch, columns, head_dim + channels)`.
         sums: `(heads, batch, columns)`.
         start: the column of the block's first query, which is its last row.
         rows: number of rows.
@@ -34,7 +43,7 @@ def with_growth(key: torch.Tensor, sums: torch.Tensor, start: int, rows: int, si
     """
     middles = torch.arange(GROUP // 2, size + GROUP // 2, GROUP, device=key.device).clamp(max=rows - 1)
     grown = sums.index_select(-1, start + rows - 1 - middles)[..., None, :] - sums[..., None]
-    return torch.cat([key, pad(to_parts(grown, key.dtype).flatten(-2), (0, 1), value=1.0)], -1)
+    key[..., -channels(size, key.dtype) : -1] = to_parts(grown, key.dtype).flatten(-2)
 
 
 def with_groups(query: torch.Tensor, more: int) -> torch.Tensor:
