@@ -125,6 +125,7 @@ KINDS = {
     "two_vectors": ("deberta", "shaw"),
     "factors": ("fire", "kerple"),
     "dense": ("cope", "nope"),
+    "gates": ("fox", "nope"),
     "absolute": ("learned_absolute", "sinusoidal"),
 }
 """For each kind of scheme the one that stands for it, then those that a model of it may be loaded with, the first that fits."""

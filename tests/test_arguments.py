@@ -196,3 +196,12 @@ def test_numbers_of_fields_are_exact_or_refused(name: str, value: Any, wanted: A
         else:
             found = getattr(way(), name)
             assert found == wanted and type(found) is type(wanted)
+
+
+def test_a_field_of_the_model_is_said_to_be_one() -> None:
+    with pytest.raises(
+        ValueError, match="unknown argument 'hidden_size'; it is a field of the model.*--config_overrides hidden_size="
+    ):
+        parse_arguments(["configs/decoder_t5.yaml", "--hidden_size", "64"])
+    with pytest.raises(ValueError, match="unknown argument 'qqqq'; --help lists all"):
+        parse_arguments(["configs/decoder_t5.yaml", "--qqqq", "64"])

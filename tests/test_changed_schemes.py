@@ -333,3 +333,14 @@ def test_parameters_that_change_the_meaning_of_tables_warn(tmp_path: pathlib.Pat
             assert not warned.called
             type(config).from_pretrained(tmp_path / name, position_parameters={own: after})
         assert repr({own: after}) in warned.call_args.args[0] and "keep what they have learned" in warned.call_args.args[0]
+
+
+def test_other_heads_for_trained_projections_warn(tmp_path: pathlib.Path) -> None:
+    RelPosDecoderConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, position_scheme="rope").save_pretrained(
+        tmp_path
+    )
+    with mock.patch.object(changes.logger, "warning_once") as warn:
+        RelPosDecoderConfig.from_pretrained(tmp_path, num_attention_heads=2)
+        warn.assert_not_called()
+        RelPosDecoderConfig.from_pretrained(tmp_path, num_attention_heads=4)
+    assert "num_attention_heads=4 takes the place of 2" in warn.call_args[0][0]

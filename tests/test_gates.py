@@ -2,11 +2,13 @@
 
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from matrix import ids_of
 from matrix import sharpen
+from transformers import AutoModel
 from transformers import DynamicCache
 
 from hf_relpos import RelPosDecoderConfig
@@ -17,6 +19,7 @@ from hf_relpos.model.position_builder import build_positions
 from hf_relpos.model.running_sums import join_gates
 from hf_relpos.model.running_sums import running_sums
 from hf_relpos.model.running_sums import split_gates
+from hf_relpos.model.scheme_gates import GateProjection
 from hf_relpos.model.scheme_registry import SCHEMES
 from hf_relpos.model.scheme_registry import build_scheme
 from hf_relpos.model.scheme_terms import ScoreTerms
@@ -123,3 +126,23 @@ def test_times_of_decay(gate: str, low: float | None, high: float | None) -> Non
         gates = scheme.gate_tokens(torch.zeros(1, 1, 24))[0, :, 0]
         times = [2.0, 2 * 32 ** (1 / 3), 2 * 32 ** (2 / 3), 64.0] if low else [1 / math.log(2)] * 4
         torch.testing.assert_close(-1 / gates.detach(), torch.tensor(times))
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_gates_are_left_exact_by_what_quantises_linear_layers(name: str) -> None:
+    scheme = build_scheme(RelPosDecoderConfig(**SIZES, position_scheme=name), name)
+    assert not [module for module in scheme.modules() if isinstance(module, torch.nn.Linear)]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_table_begins_as_its_scheme_says(name: str) -> None:
+    """In a new model, also where the weights stand in a part of the scheme: none is left as the memory was."""
+    family = RelPosEncoderConfig if "causal" in SCHEMES[name].refuses else RelPosDecoderConfig
+    with mock.patch.object(
+        torch, "empty", lambda *size, **kwargs: torch.full(size[0] if isinstance(size[0], tuple) else size, math.nan)
+    ):
+        model = AutoModel.from_config(family(**SIZES, position_scheme=name))
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    for module in model.modules():
+        if isinstance(module, GateProjection):
+            assert 0.01 < float(module.weight.detach().std()) < 0.03 and set(module.bias.tolist()) == {module.bias_init}

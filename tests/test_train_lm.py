@@ -98,7 +98,7 @@ def test_every_scheme_has_a_config_file_for_each_family_that_takes_it():
             {"config_overrides": SMALL | {"hidden_sise": 3}},
             r"RelPosDecoderConfig has no field 'hidden_sise'; did you mean 'hidden_size'",
         ),
-        ({"config_overrides": SMALL | {"hidden_size": "big"}}, r"'hidden_size' expected int, got str"),
+        ({"config_overrides": SMALL | {"hidden_size": "big"}}, r"hidden_size='big' is not allowed: a whole number"),
         ({"config_overrides": SMALL | {"vocab_size": 5}}, r"vocab_size=5 is less than the tokenizer's 259 tokens"),
         ({"model_type": "relpos_decode"}, r"unknown model_type='relpos_decode'; one of \['relpos_decoder'"),
         ({"model_name_or_path": "/no/model"}, r"model_name_or_path='/no/model' is neither"),

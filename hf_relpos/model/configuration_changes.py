@@ -49,6 +49,12 @@ def merge_fields(kind: Any, saved: dict[str, Any], given: dict[str, Any]) -> dic
                 "trained: tables of the same size keep what they have learned, which may now mean something else; tables of "
                 "another size begin anew. Train further before you use the model."
             )
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        if name in given and name in own and given[name] != own[name]:
+            logger.warning_once(
+                f"{name}={given[name]!r} takes the place of {own[name]!r}: projections that keep their size are cut into other heads "
+                "than those that were trained. Train further before you use the model."
+            )
     return kept | given
 
 

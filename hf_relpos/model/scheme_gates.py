@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 from torch.nn.functional import logsigmoid
 from torch.nn.functional import softplus
 from transformers import initialization as init
@@ -13,6 +14,33 @@ from .scheme_base import ParameterSpec
 from .scheme_base import PositionScheme
 
 _ORDER = {"bidirectional": "it adds up the tokens from a key to a query after it"}
+
+
+class GateProjection(nn.Module):
+    """Project a layer's input `(batch, length, hidden_size)` to a number per head, `(batch, length, heads)`.
+
+    It is no `nn.Linear`, so that libraries which quantise linear layers leave it exact: it is small, and its errors add up.
+
+    Args:
+        size: hidden size.
+        heads: number of heads.
+        bias_init: the bias where learning starts.
+    """
+
+    def __init__(self, size: int, heads: int, bias_init: float = 0.0) -> None:
+        super().__init__()
+        self.bias_init = bias_init
+        self.weight = nn.Parameter(torch.empty(heads, size))
+        self.bias = nn.Parameter(torch.empty(heads))
+
+    def initialize(self, std: float) -> None:
+        """Fill the weight as that of other projections, and the bias."""
+        init.normal_(self.weight, std=std)
+        init.constant_(self.bias, self.bias_init)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        dtype = hidden_states.dtype
+        return linear(hidden_states, self.weight.to(dtype), self.bias.to(dtype))
 
 
 def _wide(numbers: torch.Tensor) -> torch.Tensor:
@@ -55,7 +83,7 @@ class FoX(PositionScheme):
 
     def __init__(self, config: Any, **parameters: Any) -> None:
         super().__init__(config, **parameters)
-        self.gate_proj = nn.Linear(config.hidden_size, self.heads) if self.gate == "full" else None
+        self.gate_proj = GateProjection(config.hidden_size, self.heads) if self.gate == "full" else None
         self.gate_bias = nn.Parameter(torch.empty(self.heads)) if self.gate == "bias_only" else None
 
     def _decay(self, like: torch.Tensor) -> torch.Tensor:
@@ -98,10 +126,7 @@ class DataDependentAlibi(PositionScheme):
 
     def __init__(self, config: Any, **parameters: Any) -> None:
         super().__init__(config, **parameters)
-        self.gate_proj = nn.Linear(config.hidden_size, self.heads)
-
-    def initialize(self, std: float) -> None:
-        init.constant_(self.gate_proj.bias, self.bias_init)
+        self.gate_proj = GateProjection(config.hidden_size, self.heads, self.bias_init)
 
     def gate_tokens(self, context: torch.Tensor) -> torch.Tensor:
         return self.post_log_scale * logsigmoid(_wide(self.gate_proj(context)))
@@ -124,7 +149,7 @@ class Cable(PositionScheme):
 
     def __init__(self, config: Any, **parameters: Any) -> None:
         super().__init__(config, **parameters)
-        self.gate_proj = nn.Linear(config.hidden_size, self.heads)
+        self.gate_proj = GateProjection(config.hidden_size, self.heads)
 
     def scale(self) -> float:
         return super().scale() if self.scale_scores else 1.0

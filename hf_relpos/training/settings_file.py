@@ -8,7 +8,11 @@ from typing import Any
 
 import yaml
 
+from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
 from hf_relpos.model.forward_keywords import REPLACED
+
+MANY = 20
+"""Names from which a message does not list them all."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -125,5 +129,8 @@ def refuse_unknown(names: Iterable[str], allowed: Iterable[str], where: str = ""
         if name not in known:
             if name in REPLACED:
                 raise ValueError(f"{where}unknown argument {name!r}; what replaced it is {REPLACED[name]}")
-            close = difflib.get_close_matches(name, known, n=3) or known
-            raise ValueError(f"{where}unknown argument {name!r}; did you mean {' or '.join(map(repr, close))}?")
+            close = difflib.get_close_matches(name, known, n=3) or (known if len(known) < MANY else [])
+            remedy = f"did you mean {' or '.join(map(repr, close))}?" if close else "--help lists all"
+            if not close and name in RelPosDecoderConfig.__dataclass_fields__:
+                remedy = f"it is a field of the model's configuration: --config_overrides {name}=..."
+            raise ValueError(f"{where}unknown argument {name!r}; {remedy}")
