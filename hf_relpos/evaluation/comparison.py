@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm import tqdm
@@ -44,21 +45,37 @@ def run_cells(comparison: Comparison, run: Run = run_cell) -> None:
     """
     root, began = cells_root(comparison), time.time()
     root.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("hf_relpos").setLevel(logging.ERROR)  # what there is to say of the text was said for the plan
-    for cell in tqdm(applicable(comparison), desc="cells", disable=None):
-        folder = CellFolder(root, cell)
-        error = folder.path / ERROR
-        failed_meanwhile = error.is_file() and error.stat().st_mtime >= began  # another process has just tried
-        if failed_meanwhile or not folder.claim():
-            continue
-        try:
-            with (folder.path / "log.txt").open("w", encoding="utf-8") as log, contextlib.redirect_stdout(log):
-                folder.write(*run(cell))
-        except Exception as stop:  # whatever it is, the other cells go on
-            folder.write_error(stop)
-            print(f"{cell.name} failed: {folder.error}", file=sys.stderr)
-        finally:
-            folder.release()
+    with errors_only("hf_relpos"):  # what there is to say of the text was said for the plan
+        for cell in tqdm(applicable(comparison), desc="cells", disable=None):
+            folder = CellFolder(root, cell)
+            error = folder.path / ERROR
+            failed_meanwhile = error.is_file() and error.stat().st_mtime >= began  # another process has just tried
+            if not failed_meanwhile and folder.claim():
+                run_claimed(folder, cell, run)
+
+
+def run_claimed(folder: CellFolder, cell: Cell, run: Run) -> None:
+    """Run one cell, write its results or its error, and let go of it."""
+    try:
+        with (folder.path / "log.txt").open("w", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+            folder.write(*run(cell))
+    except Exception as stop:  # whatever it is, the other cells go on
+        folder.write_error(stop)
+        print(f"{cell.name} failed: {folder.error}", file=sys.stderr)
+    finally:
+        folder.release()
+
+
+@contextlib.contextmanager
+def errors_only(name: str) -> Iterator[None]:
+    """Let a logger say errors only, for a while."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def start_others(comparison: Comparison, count: int) -> list[subprocess.Popen[bytes]]:
