@@ -17,7 +17,7 @@ def between(layer: Layer, b: int, i: int, j: int, gate: Callable[[torch.Tensor],
 
 
 def projected(layer: Layer, entering: torch.Tensor) -> torch.Tensor:
-    return layer.weights["gate_proj.weight"] @ entering + layer.weights["gate_proj.bias"]
+    return layer.weights["gate_weight"] @ entering + layer.weights["gate_bias"]
 
 
 def fox(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:

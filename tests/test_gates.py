@@ -19,7 +19,7 @@ from hf_relpos.model.position_builder import build_positions
 from hf_relpos.model.running_sums import join_gates
 from hf_relpos.model.running_sums import running_sums
 from hf_relpos.model.running_sums import split_gates
-from hf_relpos.model.scheme_gates import GateProjection
+from hf_relpos.model.scheme_gates import TokenGates
 from hf_relpos.model.scheme_registry import SCHEMES
 from hf_relpos.model.scheme_registry import build_scheme
 from hf_relpos.model.scheme_terms import ScoreTerms
@@ -144,5 +144,6 @@ def test_every_table_begins_as_its_scheme_says(name: str) -> None:
         model = AutoModel.from_config(family(**SIZES, position_scheme=name))
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     for module in model.modules():
-        if isinstance(module, GateProjection):
-            assert 0.01 < float(module.weight.detach().std()) < 0.03 and set(module.bias.tolist()) == {module.bias_init}
+        if isinstance(module, TokenGates):
+            assert 0.01 < float(module.gate_weight.detach().std()) < 0.03
+            assert set(module.gate_bias.tolist()) == {module.bias_init}

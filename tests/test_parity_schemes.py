@@ -144,7 +144,7 @@ def test_data_dependent_alibi_is_that_of_x_transformers(factor: float) -> None:
     xt = pytest.importorskip("x_transformers.x_transformers")
     theirs, states = xt.DataDependentAlibi(32, heads=4, post_log_scale=factor), torch.randn(2, 20, 32)
     scheme = scheme_of("data_dependent_alibi", {"post_log_scale": factor})
-    scheme.gate_proj.load_state_dict(theirs.to_forget_gates[0].state_dict())
+    scheme.load_state_dict({f"gate_{name}": weight for name, weight in theirs.to_forget_gates[0].state_dict().items()})
     positions, query = positions_of(20, torch.float32), torch.zeros(2, 4, 20, 8)
     terms = ScoreTerms(sums=running_sums(scheme.gate_tokens(states), positions))
     found: Any = dense_bias(terms, DistanceTables(positions), query, query, 1.0)

@@ -6,17 +6,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers import AutoConfig
-from transformers import AutoModelForCausalLM
-
+from hf_relpos.commands.generate import load_causal_model
 from hf_relpos.data.sources import load_files
 from hf_relpos.data.sources import stdlib_files
 from hf_relpos.data.tokenizers import load_tokenizer
 from hf_relpos.evaluation.lengths import format_lengths
 from hf_relpos.evaluation.lengths import length_report
 from hf_relpos.evaluation.plots import line_plot
-from hf_relpos.training.checkpoints import check_folder
 from hf_relpos.training.run import evaluate
 from hf_relpos.training.run import prepare
 from hf_relpos.training.summary import compressed_bits_per_byte
@@ -71,14 +67,7 @@ def evaluate_at_lengths(arguments: argparse.Namespace) -> None:
     if min(arguments.tokens, arguments.batch_size) < 1:
         raise ValueError(f"--tokens {arguments.tokens} and --batch_size {arguments.batch_size} must be at least 1")
     folder = arguments.folder
-    check_folder(folder)
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except OSError as error:
-        raise ValueError(f"{folder!r} is neither a model folder nor a model of the Hub") from error
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(f"{folder} holds a {config.model_type} model, no causal language model: --lengths is for these")
-    model = AutoModelForCausalLM.from_pretrained(folder, config=config)
+    model = load_causal_model(folder)
     documents = load_files(arguments.text or stdlib_files()["validation"], arguments.text_column)
     tokenizer = load_tokenizer(folder)
     report = length_report(model, tokenizer, documents, arguments.lengths, arguments.tokens, arguments.batch_size)

@@ -23,7 +23,6 @@ from hf_relpos.model.configuration_relpos import RelPosEncoderConfig
 from hf_relpos.model.position_builder import build_positions
 from hf_relpos.model.position_tables import DistanceTables
 from hf_relpos.model.scheme_base import PositionScheme
-from hf_relpos.model.scheme_gates import GateProjection
 from hf_relpos.model.scheme_modules import PositionSchemes
 from hf_relpos.model.scheme_registry import SCHEMES
 from hf_relpos.model.scheme_registry import build_scheme
@@ -58,7 +57,7 @@ def reference_scheme(name: str) -> PositionScheme:
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
     for module in scheme.modules():
-        if isinstance(module, PositionScheme | GateProjection):
+        if isinstance(module, PositionScheme):
             module.initialize(0.02)
     return scheme
 

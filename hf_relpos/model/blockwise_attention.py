@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .blockwise_backward import FIELDS
 from .blockwise_backward import blockwise_gradients
 from .blockwise_buffers import BufferPool
 from .blockwise_forward import BLOCK
@@ -57,8 +58,7 @@ class _Blockwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: BlockSettings, *tensors: Any) -> torch.Tensor:
-        fields = len(BlockTensors._fields)
-        parts, learned = BlockTensors(*tensors[:fields]).with_channels(), tensors[fields:]
+        parts, learned = BlockTensors(*tensors[:FIELDS]).with_channels(), tensors[FIELDS:]
         query, value = parts.query, parts.value
         output = torch.empty(*query.shape[:-1], value.shape[-1], dtype=value.dtype, device=value.device)
         lse = torch.empty(query.shape[:-1], dtype=torch.promote_types(value.dtype, torch.float32), device=value.device)

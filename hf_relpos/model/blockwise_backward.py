@@ -116,8 +116,8 @@ class _Gradients:
         output, grad, lse, _ = self._of(block)
         states = (content_query(part, self.plan), part.key, part.value)
         query, key, value = fused_gradients(grad, states, (output, lse), scores)
-        _add_query(total, query[..., : part.query.shape[-1]] * self.plan.scale, total.key_offset)
         size = part.query.shape[-1]
+        _add_query(total, query[..., :size] * self.plan.scale, total.key_offset)
         for sums, found in ((total.key, key[..., :size]), (total.value, value)):
             if sums is not None:
                 sums.add_(found)
@@ -155,10 +155,10 @@ class _Gradients:
         return score_grad
 
     def _add_products(self, part: BlockTensors, total: BlockTensors, score_grad: torch.Tensor) -> None:
-        _add_query(total, (score_grad @ part.key[..., : part.query.shape[-1]]) * self.plan.scale, total.key_offset)
+        size = part.query.shape[-1]
+        _add_query(total, (score_grad @ part.key[..., :size]) * self.plan.scale, total.key_offset)
         if total.key is not None:
-            query = content_query(part, self.plan)[..., : part.query.shape[-1]]
-            add_matmul(total.key, score_grad.transpose(-1, -2), query)
+            add_matmul(total.key, score_grad.transpose(-1, -2), content_query(part, self.plan)[..., :size])
 
     def _add_tables(self, part: BlockTensors, total: BlockTensors, block: Block, score_grad: torch.Tensor) -> None:
         """Add gradients of all that is added to the products, and of its sources."""

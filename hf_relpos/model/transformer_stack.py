@@ -25,7 +25,6 @@ from .position_ids_cache import remember_position_ids
 from .position_tables import DistanceTables
 from .positions import Positions
 from .scheme_base import PositionScheme
-from .scheme_gates import GateProjection
 from .scheme_modules import PositionSchemes
 from .scheme_registry import layer_schemes
 from .scheme_registry import probabilities_reason
@@ -81,7 +80,7 @@ class RelPosPreTrainedModel(HubCardMixin, WeightLoading, PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Fill one module; transformers skips those without weights of their own, so a gain stands on the projection itself."""
         super()._init_weights(module)
-        if isinstance(module, PositionScheme | GateProjection):
+        if isinstance(module, PositionScheme):
             module.initialize(self.config.initializer_range)
         elif isinstance(module, RelPosStack) and module.mask_emb is not None:
             init.normal_(module.mask_emb, std=self.config.initializer_range)
