@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 
 from .positions import Positions
+from .positions import reads_freely
 
 ROW_PAIRS = 2**16
 """Query-key pairs from which a row of the batch has a pass of its own."""
@@ -72,11 +73,11 @@ def keys_seen_by(positions: Positions, rows: slice) -> tuple[slice, Positions]:
 def groups_of_rows(positions: Positions) -> list[tuple[torch.Tensor | None, Positions]]:
     """Group the rows of the batch that see alike, so that they share one bias and need few masks; none where all do.
 
-    Each group is the indices of its rows, None for the whole batch, and its positions. Rows too small to be worth a pass of their
+    Not on an accelerator, where many rows cost as little as one. Each group is the indices of its rows, None for the whole batch, and its positions. Rows too small to be worth a pass of their
     own make one group with a mask for each: those with padding, a document's end or a short memory.
     """
     labels = labels_of(positions.key_valid, positions.key_document)
-    if labels is None or positions.given_mask is not None or positions.token_types is not None:
+    if labels is None or positions.given_mask is not None or positions.token_types is not None or not reads_freely(labels):
         return []
     whole = (labels == labels[:, :1]).all(1) & (labels[:, 0] >= 0)
     alone = positions.query.shape[1] * labels.shape[1] >= ROW_PAIRS

@@ -7,7 +7,6 @@ brings the sum of a row's gradients: nothing but what rounding left, which has t
 """
 
 import torch
-from torch.nn.functional import one_hot
 from torch.nn.functional import pad
 
 from .running_sums import parts_in
@@ -49,8 +48,9 @@ def write_growth(key: torch.Tensor, sums: torch.Tensor, start: int, rows: int, s
 def with_groups(query: torch.Tensor, more: int) -> torch.Tensor:
     """Return a block's queries `(heads, batch, rows, head_dim)` with so many channels more: ones in those of their group."""
     rows, parts = query.shape[-2], parts_in(query.dtype)
-    group = one_hot(torch.arange(rows, device=query.device) // GROUP, (more - 1) // parts).repeat_interleave(parts, -1)
-    return torch.cat([query, pad(group, (0, 1)).to(query.dtype).expand(*query.shape[:2], -1, -1)], -1)
+    row, group = torch.arange(rows, device=query.device) // GROUP, torch.arange(more - 1, device=query.device) // parts
+    ones = pad((row[:, None] == group).to(query.dtype), (0, 1))
+    return torch.cat([query, ones.expand(*query.shape[:2], -1, -1)], -1)
 
 
 def with_room(value: torch.Tensor, rows: int) -> torch.Tensor:

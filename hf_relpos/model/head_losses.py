@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from .positions import reads_freely
+
 IGNORED = -100
 """Marks, among labels, a place without a target."""
 
@@ -30,7 +32,7 @@ def check_labels(labels: torch.Tensor, shape: tuple[int, ...], classes: int) -> 
         raise ValueError(
             f"labels of shape {tuple(labels.shape)} and {labels.dtype} are refused: expected whole numbers of shape {shape}"
         )
-    if torch.compiler.is_compiling():
+    if not reads_freely(labels):
         return
     wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= classes))]
     if wrong.numel():
@@ -93,7 +95,7 @@ def sequence_loss(
         every = torch.zeros_like(targets)  # -100 is a number here, like any other
         return (logits - targets).square().sum() / count_targets(every, num_items_in_batch)
     known = targets != IGNORED
-    if not torch.compiler.is_compiling() and bool((known & ((targets < 0) | (targets > 1))).any()):
+    if reads_freely(targets) and bool((known & ((targets < 0) | (targets > 1))).any()):
         wrong = targets[known & ((targets < 0) | (targets > 1))][0]
         raise ValueError(f"label {wrong:g} is refused for {config.problem_type}: expected 0 to 1, or -100 for no label")
     losses = functional.binary_cross_entropy_with_logits(logits, targets.clamp(min=0), reduction="none")

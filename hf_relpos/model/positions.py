@@ -37,6 +37,18 @@ def known(number: torch.Tensor) -> Any:
     return None if torch.compiler.is_compiling() else number.item()
 
 
+READ_FREELY = ("cpu",)
+"""Kinds of devices whose numbers can be read at any time; with all others, reading waits until everything before it is computed."""
+
+
+def reads_freely(tensor: torch.Tensor) -> bool:
+    """Return whether numbers of a tensor may be read for nothing but a better error.
+
+    On an accelerator they may not: there the kernels refuse what is out of range themselves, in fewer words.
+    """
+    return tensor.device.type in READ_FREELY and not torch.compiler.is_compiling()
+
+
 @dataclass(frozen=True)
 class Positions(Movable):
     """Positions of queries and keys in one forward pass, and who sees whom.

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .positions import known
+from .positions import reads_freely
 from .scheme_base import PositionScheme
 from .scheme_base import sinusoid
 
@@ -50,8 +50,8 @@ class LearnedAbsolute(PositionScheme):
         init.normal_(self.position_embeddings, std=std)
 
     def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:
-        first, last = known(in_document.min()), known(in_document.max())
-        if first is not None and (first < 0 or last >= self.bound):
+        first, last = (int(in_document.min()), int(in_document.max())) if reads_freely(in_document) else (0, 0)
+        if first < 0 or last >= self.bound:
             raise ValueError(
                 f"position {first if first < 0 else last} is beyond the learned positions 0 to {self.bound - 1}: {self.name} is bounded by "
                 f"max_position_embeddings={self.bound}; shorten the text or choose a relative scheme"

@@ -165,7 +165,7 @@ class XPos(RoPE):
         query = self._every_channel(torch.exp((positions.query - middle)[..., None] * decay))
         distance = middle - torch.minimum(positions.key, last)  # keys beyond are never seen
         key = self._every_channel(torch.exp(distance[..., None] * decay))
-        span = known((last - first).max())
+        span = positions.query.shape[1] - 1 if positions.is_toeplitz else known((last - first).max())
         return *super().prepare(positions), query, key, span
 
     def scale_after_cache(self, query: torch.Tensor, key: torch.Tensor, prepared: tuple[Any, ...]) -> Rotation:

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import GetAttrKey
 from torch.utils._pytree import register_pytree_node
 
-from .positions import known
+from .positions import reads_freely
 
 
 class SegmentMemory(NamedTuple):
@@ -107,7 +107,7 @@ def check_memory(memory: SegmentMemory, batch: int, layers: int, slots: int, lik
         raise ValueError(
             f"memory.hidden has the dtype {memory.hidden.dtype}, the model computes in {like.dtype}: use memory.to(dtype)"
         )
-    if known(((memory.length >= 0) & (memory.length <= slots)).all()) is False:
+    if reads_freely(memory.length) and not ((memory.length >= 0) & (memory.length <= slots)).all():
         raise ValueError(f"memory.length must lie between 0 and mem_len={slots}, got {memory.length.tolist()}")
     return memory
 

@@ -24,6 +24,7 @@ from .position_documents import whole_numbers
 from .position_ids_cache import remember_position_ids
 from .position_tables import DistanceTables
 from .positions import Positions
+from .positions import reads_freely
 from .scheme_base import PositionScheme
 from .scheme_modules import PositionSchemes
 from .scheme_registry import layer_schemes
@@ -220,7 +221,11 @@ class RelPosStack(RelPosPreTrainedModel):
             raise ValueError(f"input_ids must be a tensor of integers (batch, sequence), found {found}")
         if input_ids.shape[1] == 0:
             raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} hold no token: at least one is needed")
-        if input_ids.numel() and (int(input_ids.max()) >= self.config.vocab_size or int(input_ids.min()) < 0):
+        if (
+            input_ids.numel()
+            and reads_freely(input_ids)
+            and (int(input_ids.max()) >= self.config.vocab_size or int(input_ids.min()) < 0)
+        ):
             wrong = int(input_ids.max() if input_ids.min() >= 0 else input_ids.min())
             raise ValueError(
                 f"token id {wrong} is beyond vocab_size={self.config.vocab_size}: 0 to {self.config.vocab_size - 1}"
