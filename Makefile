@@ -3,11 +3,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help train test lint docs
+.PHONY: help train test lint docs gpu
 
 help:
 	@echo "make train   set up .venv and train the default decoder (ARGS='--max_steps 100' adds arguments)"
 	@echo "make test    set up .venv and run the tests (ARGS='-k data' adds arguments)"
+	@echo "make gpu     measure all that is to be known of a GPU, in 8 minutes (ARGS='--device cpu --quick' tries the command)"
 	@echo "make lint    set up .venv and run ruff and pyright"
 	@echo "make docs    set up .venv and build the documentation into site/; 'make docs ARGS=serve' shows it while you write"
 
@@ -25,6 +26,11 @@ train: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto $(ARGS)
+
+# Goes on where it was stopped; the report is runs/gpu/report.md.
+gpu: $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[benchmark]'
+	$(BIN)/python tests/benchmarks/gpu.py $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'

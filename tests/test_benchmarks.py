@@ -56,6 +56,26 @@ def test_quick_run_writes_a_whole_report(tmp_path: Path) -> None:
     check_tables(tmp_path)
 
 
+def test_the_command_for_a_gpu_runs_on_a_processor(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = module("gpu")
+    words = ["--device", "cpu", "--quick", "--schemes", "alibi", "--output_dir", str(tmp_path), "--part"]
+    assert gpu.main([*words, "correctness", "memory"]) == 0
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "Nothing failed." in report and report.count("| alibi | ") == 3  # a decoder, an encoder, and its memory
+    kept = (tmp_path / "results.json").read_text(encoding="utf-8")
+    monkeypatch.setattr(gpu.gpu_correctness, "measure", None)  # what is known is not measured again
+    assert gpu.main([*words, "correctness"]) == 0 and (tmp_path / "results.json").read_text(encoding="utf-8") == kept
+
+
+def test_a_wrong_path_fails_the_command_for_a_gpu(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = module("gpu")
+    right = attention_backends.blockwise_attention
+    monkeypatch.setattr(attention_backends, "blockwise_attention", lambda *args: 1.01 * right(*args))
+    words = ["--device", "cpu", "--quick", "--schemes", "alibi", "--output_dir", str(tmp_path), "--part", "correctness"]
+    assert gpu.main(words) == 1
+    assert "alibi, decoder, blocks, float32: plain" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
 def check_tables(folder: Path) -> None:
     """Every model has a row, our row meets its peer, and there is a plot for each part."""
     for part in ("steps", "memory", "decode"):

@@ -1,0 +1,123 @@
+"""How far every scheme's paths on a device are from plain attention in float64: states and gradients, in float32 and bfloat16."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from contestants import has_meaning
+
+from hf_relpos import SCHEMES
+from hf_relpos import RelPosDecoderConfig
+from hf_relpos import RelPosDecoderModel
+from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosEncoderModel
+
+SIZES = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512}
+FAMILIES = {True: (RelPosDecoderConfig, RelPosDecoderModel), False: (RelPosEncoderConfig, RelPosEncoderModel)}
+PATHS = {
+    "blocks": {"attn_implementation": "sdpa", "attention_path": "auto"},
+    "one bias": {"attn_implementation": "sdpa", "attention_path": "dense"},
+    "flex": {"attn_implementation": "flex_attention"},
+}
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
+"""The largest difference that is allowed, relative to the largest entry."""
+KINKS = ("cope", "fire", "dape")
+"""Schemes of pieces, for whose gradients rounding decides which piece is met: ten times the tolerance."""
+
+
+def inputs_of(causal: bool, batch: int, length: int) -> dict[str, dict[str, Any]]:
+    """Calls and settings that differ in who sees whom, by name; settings are what the configuration has."""
+    padded, reset = torch.ones(batch, length), torch.zeros(batch, length)
+    padded[0, : length // 4] = 0
+    reset[-1, length // 3] = 1
+    kinds: dict[str, dict[str, Any]] = {"plain": {}, "padding": {"attention_mask": padded}, "documents": {"reset_mask": reset}}
+    if causal:
+        kinds |= {"window": {"fields": {"sliding_window": length // 4}}, "memory": {"fields": {"mem_len": length // 2}}}
+    return kinds
+
+
+def cells(quick: bool) -> Iterator[tuple[str, bool, str, str]]:
+    """Every scheme, family, path and precision."""
+    for causal in FAMILIES:
+        for scheme in SCHEMES:
+            for path in PATHS if has_meaning(scheme, causal) else ():
+                for dtype in ("float32", "bfloat16"):
+                    if not quick or (path == "blocks" and dtype == "float32"):
+                        yield scheme, causal, path, dtype
+
+
+def build(scheme: str, causal: bool, device: str, dtype: str, how: dict[str, Any], fields: dict[str, Any]) -> Any:
+    """A model with random weights everywhere, the same ones each time."""
+    config, model = FAMILIES[causal]
+    torch.manual_seed(0)
+    built = model(config(position_scheme=scheme, **SIZES, **fields, **how))
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape))
+    return built.to(device, getattr(torch, dtype)).eval()
+
+
+def answer(model: Any, ids: torch.Tensor, given: dict[str, Any], backward: bool) -> dict[str, torch.Tensor]:
+    """Hidden states of the tokens, and the gradients of their sum in a direction."""
+    call = {name: value.to(ids.device) for name, value in given.items() if name != "fields"}
+    if getattr(model.config, "mem_len", 0):
+        with torch.no_grad():
+            call["memory"] = model(ids.flip(-1)).memory
+    with torch.set_grad_enabled(backward):
+        states = model(ids, **call).last_hidden_state
+        valid = call.get("attention_mask", torch.ones_like(ids))[..., None]
+        states = states * valid
+        found = {"states": states.detach().double()}
+        if backward:
+            direction = torch.randn(states.shape, generator=torch.Generator().manual_seed(3)).to(states)
+            (states * direction).sum().backward()
+            found |= {name: part.grad.double() for name, part in model.named_parameters() if part.grad is not None}
+    return found
+
+
+def off_by(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """The largest difference of any part, relative to its largest entry; small gradients count beside the largest of all."""
+    least = 1e-3 * max(float(part.abs().max()) for part in wanted.values())
+    return max(float((found[name] - part).abs().max() / part.abs().max().clamp(min=least)) for name, part in wanted.items())
+
+
+def measure(scheme: str, causal: bool, path: str, dtype: str, device: str, length: int = 160) -> dict[str, Any]:
+    """The errors of one cell by kind of input; `failed` says what was refused or is beyond the tolerance."""
+    row: dict[str, Any] = {"scheme": scheme, "causal": causal, "path": path, "dtype": dtype, "errors": {}}
+    backward = path != "flex" or device != "cpu"  # FlexAttention has no backward pass on a processor
+    ids = torch.randint(SIZES["vocab_size"], (2, length), generator=torch.Generator().manual_seed(2)).to(device)
+    for kind, given in inputs_of(causal, *ids.shape).items():
+        fields = given.get("fields", {})
+        try:
+            wanted = answer(
+                build(scheme, causal, device, "float64", {"attn_implementation": "eager"}, fields), ids, given, backward
+            )
+            found = answer(build(scheme, causal, device, dtype, PATHS[path], fields), ids, given, backward)
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            row["errors"][kind] = f"{type(error).__name__}: {error}".splitlines()[0]
+            continue
+        row["errors"][kind] = off_by(found, wanted)
+    limit = TOLERANCE[dtype] * (10 if scheme in KINKS else 1)
+    wrong = {kind: error for kind, error in row["errors"].items() if isinstance(error, str) or not error <= limit}
+    refused = {kind for kind, error in wrong.items() if isinstance(error, str) and error.startswith("ValueError")}
+    if wrong.keys() - refused:
+        row["failed"] = "; ".join(f"{kind}: {error}" for kind, error in wrong.items() if kind not in refused)
+    return row
+
+
+def table_of(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Head and lines of a table: the largest error of each scheme, family and path in each precision."""
+    columns = list(dict.fromkeys((row["path"], row["dtype"]) for row in rows))
+    lines: dict[tuple[str, bool], dict[tuple[str, str], str]] = {}
+    for row in rows:
+        numbers = [error for error in row["errors"].values() if isinstance(error, float) and not math.isnan(error)]
+        said = f"{max(numbers):.0e}" if numbers else "refused"
+        lines.setdefault((row["scheme"], row["causal"]), {})[row["path"], row["dtype"]] = (
+            f"**{said}**" if "failed" in row else said
+        )
+    head = ["scheme", "family", *(f"{path}, {dtype}" for path, dtype in columns)]
+    names = {True: "decoder", False: "encoder"}
+    return head, [
+        [scheme, names[causal], *(found.get(column, "") for column in columns)] for (scheme, causal), found in lines.items()
+    ]
