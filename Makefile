@@ -3,12 +3,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help train test lint docs gpu
+.PHONY: help train test lint docs gpu speed-check
 
 help:
 	@echo "make train   set up .venv and train the default decoder (ARGS='--max_steps 100' adds arguments)"
 	@echo "make test    set up .venv and run the tests (ARGS='-k data' adds arguments)"
 	@echo "make gpu     measure all that is to be known of a GPU, in 8 minutes (ARGS='--device cpu --quick' tries the command)"
+	@echo "make speed-check  time a few schemes, and fail where one is slower than the committed report says"
 	@echo "make lint    set up .venv and run ruff and pyright"
 	@echo "make docs    set up .venv and build the documentation into site/; 'make docs ARGS=serve' shows it while you write"
 
@@ -31,6 +32,10 @@ test: $(INSTALLED)
 gpu: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[benchmark]'
 	$(BIN)/python tests/benchmarks/gpu.py $(ARGS)
+
+# Compares with docs/benchmarks/reports/steps.md; by hand and at night, never in the tests.
+speed-check: $(INSTALLED)
+	$(BIN)/python tests/benchmarks/speed_check.py $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -76,6 +76,21 @@ def test_a_wrong_path_fails_the_command_for_a_gpu(module: Any, tmp_path: Path, m
     assert "alibi, decoder, blocks, float32: plain" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
+def test_speed_is_compared_with_the_committed_report(module: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    check = module("speed_check")
+    known = check.committed(check.REPORT.read_text(encoding="utf-8"))
+    assert all((scheme, length) in known for scheme in check.SCHEMES for length in (512, 2048))
+    factors = iter((1.2, 1.2, 1.2, 1.1))  # slow twice; then slow once, because of something else on the machine
+
+    def measured(schemes: list[str], length: int, rounds: int) -> dict[tuple[str, int], float]:
+        factor = next(factors)
+        return {(name, length): factor * known[name, length] for name in schemes}
+
+    monkeypatch.setattr(check, "measured", measured)
+    assert check.main(["--schemes", "t5"]) == 1 and "slower than it was: t5 at 512" in capsys.readouterr().out
+    assert check.main(["--schemes", "t5"]) == 0
+
+
 def check_tables(folder: Path) -> None:
     """Every model has a row, our row meets its peer, and there is a plot for each part."""
     for part in ("steps", "memory", "decode"):
