@@ -241,6 +241,17 @@ def test_names_and_kinds_of_cache() -> None:
         model(ids[:, :3], cache=cache, attention_mask=torch.ones(2, 3))
 
 
+@pytest.mark.parametrize("memory", [0, LENGTH])
+def test_a_given_cache_is_read_whatever_use_cache_says(memory: int) -> None:
+    """As in transformers' models: PEFT's prefix tuning hands its prefix on as a cache where none is wanted."""
+    model, ids = ROPE.model(mem_len=memory), ids_of()
+    wanted = model(ids, use_cache=False).last_hidden_state[:, 6:]
+    cache = model(ids[:, :6], use_cache=True).cache
+    found = model(ids[:, 6:], cache=cache, use_cache=False)
+    torch.testing.assert_close(found.last_hidden_state, wanted, **EXACT)
+    assert found.cache is cache and found.memory is None
+
+
 def test_logits_to_keep() -> None:
     model, ids = ROPE.model(head=True), ids_of()
     logits = model(ids).logits

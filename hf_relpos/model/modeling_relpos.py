@@ -204,8 +204,8 @@ class RelPosDecoderModel(RelPosStack):
                 cache remembers those of its tokens; beside a memory, `(batch|1, mem_len + sequence)` number its slots first.
                 Without attention mask, cache and memory, a 0 that follows a token begins a document, in a pass that then
                 makes no cache (`position_documents.py`).
-            cache: key/value cache of earlier tokens; `past_key_values` is its old name.
-            use_cache: return a cache; by default what the configuration says, but a model with memory returns memory.
+            cache: key/value cache of earlier tokens, read whatever `use_cache` says; `past_key_values` is its old name.
+            use_cache: make a cache where none is given; by default what the configuration says, but a model with memory returns memory.
             memory: segment memory that an earlier forward returned.
             reset_mask: `(batch, sequence)` true on the first token of each document: nothing before it is seen.
             seq_idx: `(batch, sequence)` the number of each token's document, which says the same, as does `cu_seq_lens_q` of
@@ -259,12 +259,10 @@ class RelPosDecoderModel(RelPosStack):
             if cache is not None or use_cache:
                 logger.warning_once("use_cache=True is incompatible with gradient checkpointing: no cache is used")
             return None
-        if use_cache is None:
-            use_cache = cache is not None or (self.config.use_cache and self.config.mem_len == 0 and not self.training)
-        if not use_cache:
-            return None
         if cache is None:
-            return DynamicCache(config=self.config)
+            if use_cache is None:
+                use_cache = self.config.use_cache and self.config.mem_len == 0 and not self.training
+            return DynamicCache(config=self.config) if use_cache else None
         first = next((layer for layer in getattr(cache, "layers", []) if getattr(layer, "keys", None) is not None), None)
         if first is not None and first.keys.dim() == 4 and first.keys.shape[0] != batch:
             raise ValueError(f"the cache holds a batch of {first.keys.shape[0]}, the input a batch of {batch}")
