@@ -1,5 +1,6 @@
 """Trained models whose position scheme, or a field that others follow from, is another when they are loaded."""
 
+import contextlib
 import itertools
 import json
 import logging
@@ -11,12 +12,16 @@ from unittest import mock
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
+from matrix import LANGUAGE_MODELS
 from matrix import ROWS
 from matrix import SIZES
 from matrix import Case
 from matrix import cases
 from matrix import ids_of
 from matrix import sharpen
+from runs import write_config
+from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from hf_relpos import SCHEMES
@@ -27,11 +32,19 @@ from hf_relpos import RelPosSeq2SeqConfig
 from hf_relpos import RelPosSeq2SeqForConditionalGeneration
 from hf_relpos.model import configuration_changes as changes
 from hf_relpos.training.arguments import parse_arguments
+from hf_relpos.training.model_card import write_model_card
 from hf_relpos.training.model_setup import build_config
+from hf_relpos.training.model_setup import check_block_size
+from hf_relpos.training.run import prepare
+from hf_relpos.training.run import run
 
 SAME_SIZE: dict[str, dict[str, Any]] = {"t5": {"num_buckets": 8, "max_distance": 10}, "learned_bias": {"max_distance": 7}}
 """Parameters by which different schemes have tables of one shape and of one name in the scheme."""
-ONE_OF_EACH_KIND = ["rope", "t5", "transformer_xl", "fire", "cope", "learned_absolute", "rope+t5"]
+DECODER_KINDS = ["nope", "rope", "pope", "t5", "transformer_xl", "fire", "cope", "fox", "learned_absolute", "rope+t5"]
+"""None, rotary without and with weights, bias, vectors, dense without and with products, gates, absolute, two in one."""
+ENCODER_KINDS = ["rope", "alibi", "t5", "shaw", "dape", "deberta", "sinusoidal", "learned_absolute"]
+CHAIN = ["rope", "nope", "fox", "t5", "rope", "learned_absolute", "cope", "pope", "transformer_xl", "rope+fox", "nope"]
+"""Each kind of scheme of decoders as what is changed, and as what it is changed to."""
 
 
 def parameters_of(scheme: str | list[str]) -> dict[str, Any]:
@@ -40,9 +53,9 @@ def parameters_of(scheme: str | list[str]) -> dict[str, Any]:
     return SAME_SIZE.get(scheme) or ROWS[scheme].variants[0]
 
 
-def model_of(scheme: Any, **fields: Any) -> Any:
-    config = Case("decoder", scheme, parameters_of(scheme)).config(num_hidden_layers=3, **fields)
-    return sharpen(RelPosDecoderForCausalLM(config)).eval()
+def model_of(scheme: Any, family: str = "decoder", **fields: Any) -> Any:
+    config = Case(family, scheme, parameters_of(scheme)).config(num_hidden_layers=3, **fields)
+    return sharpen(LANGUAGE_MODELS[family](config)).eval()
 
 
 def save(model: Any, folder: pathlib.Path) -> pathlib.Path:
@@ -86,23 +99,100 @@ def test_no_scheme_has_a_weight_of_the_name_of_another() -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[pathlib.Path, Any]]:
-    """A folder and a model of each kind of scheme."""
-    root, models = tmp_path_factory.mktemp("kinds"), {scheme: model_of(scheme) for scheme in ONE_OF_EACH_KIND}
-    return {scheme: (save(model, root / scheme), model) for scheme, model in models.items()}
+    """A folder and a model of each kind of scheme, of encoders with a prefix."""
+    root = tmp_path_factory.mktemp("kinds")
+    models = {scheme: model_of(scheme) for scheme in DECODER_KINDS}
+    models |= {f"encoder-{scheme}": model_of(scheme, "encoder") for scheme in ENCODER_KINDS}
+    return {name: (save(model, root / name), model) for name, model in models.items()}
 
 
-@pytest.mark.parametrize("before, after", list(itertools.permutations(ONE_OF_EACH_KIND, 2)))
-def test_another_scheme_begins_anew(folders: dict[str, Any], before: str, after: str) -> None:
+PAIRS = [("decoder", *pair) for pair in itertools.permutations(DECODER_KINDS, 2)]
+PAIRS += [("encoder", *pair) for pair in itertools.permutations(ENCODER_KINDS, 2)]
+
+
+@pytest.mark.parametrize("family, before, after", PAIRS)
+def test_another_scheme_begins_anew(folders: dict[str, Any], family: str, before: str, after: str) -> None:
     """All other weights are kept, and the model computes what they and its new positions give."""
-    folder, model = folders[before]
+    folder, model = folders[before if family == "decoder" else f"encoder-{before}"]
     given = {"position_scheme": after, "position_parameters": parameters_of(after), "attn_implementation": "eager"}
-    loaded, report = RelPosDecoderForCausalLM.from_pretrained(folder, **given, output_loading_info=True)
+    loaded, report = type(model).from_pretrained(folder, **given, output_loading_info=True)
     assert loaded.config.position_scheme == after
     assert_kept_and_new(loaded, report, model.state_dict(), position_weights(loaded))
     assert report["unexpected_keys"] == position_weights(model)
-    same = RelPosDecoderForCausalLM(model_of(after).config).eval()
+    same = type(model)(loaded.config).eval()
     same.load_state_dict(loaded.state_dict())
     assert torch.equal(loaded(ids_of()).logits, same(ids_of()).logits)
+
+
+def train_lm(folder: pathlib.Path, name: str, *argv: str, **settings: Any) -> pathlib.Path:
+    """Make a run of one step that learns nothing; return its folder."""
+    still = {"max_steps": 1, "learning_rate": 0.0, "do_train": True, "sample_tokens": 0, "logging_strategy": "no"}
+    run(prepare([write_config(folder, **still | settings), *argv, "--output_dir", str(folder / name)]))
+    return folder / name
+
+
+def weights_in(folder: pathlib.Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_train_lm_goes_on_with_another_scheme(tmp_path: pathlib.Path, logged: pytest.LogCaptureFixture) -> None:
+    """From kind to kind: all other weights are kept, one line says what changes, and the card names model and change."""
+    old = train_lm(tmp_path, "0", position_scheme=CHAIN[0])
+    for number, (before, after) in enumerate(itertools.pairwise(CHAIN), 1):
+        changes.logger.warning_once.cache_clear()
+        logged.clear()
+        new = train_lm(tmp_path, str(number), "--model_name_or_path", str(old), "--position_scheme", after)
+        told = f"position_scheme={after!r} takes the place of {before!r}"
+        assert sum(told in message for message in logged.messages) == 1
+        kept, found = weights_in(old), weights_in(new)
+        assert all(torch.equal(found[name], kept[name]) for name in kept.keys() & found.keys())
+        assert all("position_schemes." in name for name in kept.keys() ^ found.keys())
+        assert json.loads((new / "config.json").read_text())["position_scheme"] == after
+        card = (new / "README.md").read_text()
+        assert (
+            f"trained further from `{old.name}` (a folder" in card
+            and f"`position_scheme` from {before!r} to {after!r}" in card
+        )
+        old = new
+
+
+def test_the_card_names_the_model_of_the_hub(tmp_path: pathlib.Path) -> None:
+    """That of the parent's card, where the parent is a folder: a path is no name of the Hub."""
+    parent = train_lm(tmp_path, "parent")
+    assert "base_model" not in (parent / "README.md").read_text()
+    (parent / "README.md").write_text("---\nbase_model: me/model\n---\n")
+    child = train_lm(tmp_path, "child", "--model_name_or_path", str(parent), "--position_scheme", "nope")
+    assert ModelCard.load(child / "README.md").data.to_dict()["base_model"] == "me/model"
+    record = json.loads((child / "run_arguments.json").read_text())
+    record["model"]["model_name_or_path"], record["start"] = "me/other", {"model_commit": "0" * 40}
+    (child / "run_arguments.json").write_text(json.dumps(record))
+    card = ModelCard.load(write_model_card(child))
+    assert card.data.to_dict()["base_model"] == "me/other" and "trained further from `me/other`." in card.text
+
+
+LENGTHS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "other theta": ({}, {"position_parameters": {"rope_theta": 5e5}}, 64),
+    "yarn goes by the old length": ({}, {"position_parameters": {"rope_type": "yarn", "factor": 2.0}}, 32),
+    "a relative one from a table": ({"position_scheme": "learned_absolute"}, {"position_scheme": "alibi"}, 64),
+    "a new table": ({}, {"position_scheme": "learned_absolute"}, 64),
+    "other layers": ({}, {"position_scheme": ["nope", "rope"]}, 64),
+}
+
+
+@pytest.mark.parametrize("saved, given, length", LENGTHS.values(), ids=LENGTHS)
+def test_longer_blocks(tmp_path: pathlib.Path, saved: dict[str, Any], given: dict[str, Any], length: int) -> None:
+    """A model that goes on with longer blocks is made for them, unless its scheme goes by the old length."""
+    RelPosDecoderConfig(**SIZES | saved, max_position_embeddings=32).save_pretrained(tmp_path)
+    argv = [
+        word for name, value in given.items() for word in (f"--{name}", value if isinstance(value, str) else json.dumps(value))
+    ]
+    arguments, *_ = parse_arguments(["--model_name_or_path", str(tmp_path), *argv])
+    config = build_config(arguments, 64)
+    assert config.trained_length == length
+    assert check_block_size(config, 64) == 64
+    with pytest.raises(ValueError, match="at most 32") if saved else contextlib.nullcontext():
+        arguments, *_ = parse_arguments(["--model_name_or_path", str(tmp_path)])
+        check_block_size(build_config(arguments, 64), 64)
 
 
 def test_the_change_is_told_once(folders: dict[str, Any], logged: pytest.LogCaptureFixture) -> None:
@@ -330,8 +420,9 @@ def test_parameters_that_change_the_meaning_of_tables_warn(tmp_path: pathlib.Pat
         config.save_pretrained(tmp_path / name)
         with mock.patch.object(changes.logger, "warning_once") as warned:
             type(config).from_pretrained(tmp_path / name, position_parameters={own: before})
+            type(config).from_pretrained(tmp_path / name, position_scheme=name, position_parameters={own: before})
             assert not warned.called
-            type(config).from_pretrained(tmp_path / name, position_parameters={own: after})
+            type(config).from_pretrained(tmp_path / name, position_scheme=name, position_parameters={own: after})
         assert repr({own: after}) in warned.call_args.args[0] and "keep what they have learned" in warned.call_args.args[0]
 
 

@@ -164,6 +164,11 @@ class PositionScheme(nn.Module):
         """Refuse, by a ValueError, completed parameters that do not fit the model's configuration or each other."""
 
     @classmethod
+    def reads_trained_length(cls, parameters: dict[str, Any]) -> bool:
+        """Return whether the scheme computes something else in a model that is made for another length."""
+        return cls.bounded
+
+    @classmethod
     def adds_terms(cls) -> bool:
         """Return whether the scheme adds to the scores, so that somebody must ask for the distances."""
         return cls.score_terms is not PositionScheme.score_terms

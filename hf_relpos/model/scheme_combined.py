@@ -37,6 +37,10 @@ class Combined(PositionScheme):
         return {name: kind.complete(given.get(name, {})) for name, kind in cls.kinds.items()}
 
     @classmethod
+    def reads_trained_length(cls, parameters: dict[str, Any]) -> bool:
+        return any(kind.reads_trained_length(parameters[name]) for name, kind in cls.kinds.items())
+
+    @classmethod
     def check(cls, config: Any, parameters: dict[str, Any]) -> None:
         for name, kind in cls.kinds.items():
             kind.check(config, parameters[name])

@@ -94,6 +94,10 @@ class RoPE(PositionScheme):
                 f"high_freq_factor={parameters['high_freq_factor']}"
             )
 
+    @classmethod
+    def reads_trained_length(cls, parameters: dict[str, Any]) -> bool:
+        return parameters.get("rope_type", "default") != "default"
+
     def __init__(self, config: Any, **parameters: Any) -> None:
         super().__init__(config, **parameters)
         self.rotary_dim = 2 * int(self.head_dim * self.partial_rotary_factor / 2)

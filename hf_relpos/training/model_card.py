@@ -94,7 +94,17 @@ def _metadata(name: str, config: PreTrainedConfig, record: dict[str, Any], numbe
         tags=["hf_relpos", config.model_type, *_schemes(config)],
         model_name=name,
         eval_results=results or None,
+        base_model=_base_model(record),
     )
+
+
+def _base_model(record: dict[str, Any]) -> Any:
+    """Return the model of the Hub that a run goes on from, perhaps by way of a folder; None for a model of its own."""
+    name = record["model"]["model_name_or_path"]
+    if not name or not Path(name).is_dir():
+        return None if "model_sha256" in record.get("start", {}) else name  # a folder that is gone is no name of the Hub
+    card = Path(name, "README.md")
+    return ModelCard.load(card, ignore_metadata_errors=True).data.to_dict().get("base_model") if card.is_file() else None
 
 
 def _schemes(config: PreTrainedConfig) -> list[str]:
@@ -200,13 +210,28 @@ def _arguments(record: dict[str, Any]) -> str:
             settings[name] = json.loads(settings[name])
     lines = yaml.safe_dump(settings, sort_keys=True, allow_unicode=True)
     text = f"With `train_lm.py` of hf_relpos and these settings; the rest has its defaults:\n\n```yaml\n{lines}```"
-    return text + "".join(_resumed(entry) for entry in record.get("resumed", []))
+    resumed = (
+        f"\n\nAt step {entry['step']} it was resumed with other settings: {_changes(entry['changed'])}."
+        for entry in record.get("resumed", [])
+    )
+    return _parent(record) + text + "".join(resumed)
 
 
-def _resumed(entry: dict[str, Any]) -> str:
-    """Say what changed where a run was resumed."""
-    changes = ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in entry["changed"].items())
-    return f"\n\nAt step {entry['step']} it was resumed with other settings: {changes}."
+def _changes(changed: dict[str, Any]) -> str:
+    return ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in changed.items())
+
+
+def _parent(record: dict[str, Any]) -> str:
+    """Say which model the run goes on from, and what it changed of it."""
+    name, start = record["model"]["model_name_or_path"], record.get("start", {})
+    if not name:
+        return ""
+    digest = start.get("model_sha256")
+    shown = f"`{Path(name).name}` (a folder, SHA-256 `{digest}`)" if digest else f"`{name}`"
+    text = f"It was trained further from {shown}."
+    if changed := start.get("changed"):
+        text += f" Changed: {_changes(changed)}. All weights were kept but those of positions that are new."
+    return f"{text}\n\n"
 
 
 def _limits(record: dict[str, Any], config: PreTrainedConfig) -> str:

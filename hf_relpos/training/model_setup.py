@@ -18,6 +18,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_relpos.evaluation.language_model import position_bound
 from hf_relpos.model.configuration_checks import exact_fields
+from hf_relpos.model.configuration_relpos import RelPosConfig
+from hf_relpos.model.scheme_registry import scheme_class
+from hf_relpos.model.scheme_registry import scheme_parameters
 from hf_relpos.training.arguments import ModelArguments
 from hf_relpos.training.checkpoints import check_folder
 
@@ -67,7 +70,7 @@ def build_config(arguments: ModelArguments, block_size: int | None) -> PreTraine
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size={block_size} must be at least 1")
     if arguments.model_name_or_path:
-        return _load_config(arguments.model_name_or_path, fields)
+        return _load_config(arguments.model_name_or_path, fields, block_size)
     if arguments.model_type not in CONFIG_MAPPING:
         families = sorted(name for name in CONFIG_MAPPING if name.startswith("relpos"))
         raise ValueError(f"unknown model_type={arguments.model_type!r}; one of {families}, or another of transformers'")
@@ -125,8 +128,10 @@ def _generation_config(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerB
     )
 
 
-def _load_config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
+def _load_config(name: str, fields: dict[str, Any], block_size: int | None) -> PreTrainedConfig:
     """Read the configuration of a trained model, with fields in the place of its own, as `from_pretrained(name, **fields)` does.
+
+    The length that it is made for is the new one of the blocks, unless what it has learned or computes goes by the old one.
 
     Raises:
         ValueError: there is no such model, or its weights fix one of the fields.
@@ -147,7 +152,14 @@ def _load_config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
             "config_overrides of the YAML file or of its base by 'config_overrides: null'. Of a trained model can be changed: "
             f"{', '.join(ADJUSTABLE)}"
         )
-    return AutoConfig.from_pretrained(name, **fields)
+    found = AutoConfig.from_pretrained(name, **fields)
+    if not isinstance(found, RelPosConfig) or block_size is None:
+        return found
+    new_table = position_bound(config) is None and position_bound(found) is not None
+    parameters = {scheme: scheme_parameters(found, scheme) for scheme in found.all_schemes()}
+    if new_table or not any(scheme_class(scheme).reads_trained_length(own) for scheme, own in parameters.items()):
+        found = AutoConfig.from_pretrained(name, **fields, max_position_embeddings=block_size)
+    return found
 
 
 def _refuse_unknown(fields: dict[str, Any], family: type[PreTrainedConfig]) -> None:

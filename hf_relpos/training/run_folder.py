@@ -18,6 +18,7 @@ from hf_relpos.training.checkpoints import last_checkpoint
 from hf_relpos.training.checkpoints import list_checkpoints
 from hf_relpos.training.checkpoints import require_whole
 from hf_relpos.training.checkpoints import was_completed
+from hf_relpos.training.model_setup import ADJUSTABLE
 
 RECORD, SAMPLE = "run_arguments.json", "sample.txt"
 # What a run leaves that is worth keeping; its record alone is not.
@@ -47,10 +48,24 @@ def describe_run(
         "model_sha256": _fingerprint(model.model_name_or_path),
         "model_commit": getattr(config, "_commit_hash", None),
         "tokenizer_sha256": _fingerprint(data.tokenizer_name),
+        "changed": _changed_fields(model.model_name_or_path, config),
     }
     start = {name: value for name, value in start.items() if value}
     record = {"model": asdict(model), "data": asdict(data), "training": run.to_dict(), "text": text, "start": start}
     return json.loads(json.dumps(record, default=str))
+
+
+def _changed_fields(name: str | None, config: PreTrainedConfig | None) -> dict[str, list[Any]]:
+    """Return the fields of a trained model that a run goes on without, `{name: [old, new]}`."""
+    if not name or config is None:
+        return {}
+    saved, _ = PreTrainedConfig.get_config_dict(name)
+    now = config.to_dict()
+    return {
+        field: [saved[field], now[field]]
+        for field in ADJUSTABLE
+        if field in saved.keys() & now.keys() and saved[field] != now[field]
+    }
 
 
 def _fingerprint(name: str | None) -> str | None:
