@@ -39,13 +39,12 @@ from .model.modeling_relpos import RelPosEncoderModel
 from .model.modeling_relpos_seq2seq import RelPosSeq2SeqForConditionalGeneration
 from .model.modeling_relpos_seq2seq import RelPosSeq2SeqForSequenceClassification
 from .model.modeling_relpos_seq2seq import RelPosSeq2SeqModel
+from .model.package_version import VERSION as __version__
 from .model.scheme_registry import SCHEMES
 from .model.segment_memory import SegmentMemory
 
 if TYPE_CHECKING:
     from .training.segment_trainer import SegmentTrainer
-
-__version__ = "0.1.0"
 
 __all__ = [
     "SCHEMES",

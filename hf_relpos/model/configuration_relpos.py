@@ -16,6 +16,8 @@ from .configuration_checks import check_numbers
 from .configuration_checks import complete_heads
 from .configuration_checks import exact_fields
 from .configuration_checks import refuse_misspelled
+from .package_version import VERSION
+from .package_version import warn_if_newer
 from .peft_targets import register_peft_targets
 from .scheme_registry import check_schemes
 from .scheme_registry import in_order
@@ -127,6 +129,7 @@ class RelPosConfig(PreTrainedConfig):
     classifier_dropout: float | int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        warn_if_newer(kwargs.pop("hf_relpos_version", None))
         check_numbers(vars(self))
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act={self.hidden_act!r} is unknown; the activations are: {', '.join(ACT2FN)}")
@@ -187,9 +190,9 @@ class RelPosConfig(PreTrainedConfig):
         return (name for name in super().__iter__() if hasattr(self, name))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields. PEFT asks for them before it looks for the layers to tune, so it is told those now."""
+        """Return all fields and the version of this code. PEFT asks for them before it looks for layers to tune, so it is told those."""
         register_peft_targets(self.model_type)
-        return super().to_dict()
+        return super().to_dict() | {"hf_relpos_version": VERSION}
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
