@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import evaluate
+from transformers import EvalPrediction
 
 MODULES = Path(__file__).parent
 
@@ -12,7 +13,8 @@ def load_metric(name: str) -> evaluate.EvaluationModule:
     """Load one of the package's metrics; nothing is downloaded.
 
     Args:
-        name: "perplexity", "bits_per_byte" or "token_accuracy".
+        name: of a language model "perplexity", "bits_per_byte" and "token_accuracy"; of classes "label_scores", of spans
+            "answer_scores", of generated texts "text_match".
     """
     allowed = sorted(path.name for path in MODULES.iterdir() if (path / f"{path.name}.py").is_file())
     if name not in allowed:
@@ -23,3 +25,9 @@ def load_metric(name: str) -> evaluate.EvaluationModule:
 def compute_metric(name: str, **rows: Sequence[float]) -> dict[str, float]:
     """Compute one of the package's metrics at once from the rows of its features."""
     return load_metric(name).compute(**rows) or {}
+
+
+def score_labels(prediction: EvalPrediction) -> dict[str, float]:
+    """Compute accuracy and macro-F1 of what a Trainer predicted: of rows, tokens or choices; -100 marks no label."""
+    guesses, labels = prediction.predictions.argmax(-1), prediction.label_ids
+    return compute_metric("label_scores", predictions=guesses.ravel(), references=labels.ravel())

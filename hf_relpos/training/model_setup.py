@@ -89,9 +89,18 @@ def is_masked(config: PreTrainedConfig) -> bool:
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING
 
 
-def build_model(arguments: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Build the language model of a configuration, new or with the weights of `model_name_or_path`."""
-    auto = AutoModelForMaskedLM if is_masked(config) else AutoModelForCausalLM
+def build_model(
+    arguments: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, auto: Any = None
+) -> PreTrainedModel:
+    """Build the model of a configuration, new or with the weights of `model_name_or_path`.
+
+    Args:
+        arguments: what the model starts from.
+        config: its configuration.
+        tokenizer: the tokenizer, which a new model's vocabulary and special tokens follow.
+        auto: the class of its head, as `AutoModelForTokenClassification`; None for a language model.
+    """
+    auto = auto or (AutoModelForMaskedLM if is_masked(config) else AutoModelForCausalLM)
     options: dict[str, Any] = {}
     if arguments.mem_len and is_masked(config):
         raise ValueError(
@@ -111,6 +120,8 @@ def build_model(arguments: ModelArguments, config: PreTrainedConfig, tokenizer: 
             raise ValueError(f"vocab_size={config.vocab_size} is less than the tokenizer's {len(tokenizer)} tokens")
         for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, token, getattr(tokenizer, token))
+        if getattr(config, "decoder_start_token_id", token) is None:
+            config.decoder_start_token_id = config.pad_token_id
         model = auto.from_config(config, **options)
     if model.can_generate():
         model.generation_config = _generation_config(config, tokenizer)
