@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         def encode(row, number):
             choices = [glosses[(number + other) % len(glosses)] for other in (1, 2, 3)]
             choices.insert(number % 4, row["gloss"])
-            inputs = tokenizer([row["lemma"]] * 4, choices, truncation=True, max_length=task.max_length)
+            inputs = tokenizer([row["lemma"]] * 4, choices, truncation=True)
             return {**inputs, "labels": number % 4}
 
         return rows.map(encode, with_indices=True)

@@ -10,12 +10,12 @@ from hf_relpos.training.tasks import parse_task, start_task, take_rows, train_an
 def main(argv: list[str] | None = None) -> dict[str, float]:
     task, args = parse_task(argv, output_dir="runs/classify_glosses", metric_for_best_model="macro_f1")
     tables = take_rows(read_glosses(task.data), task)
-    names = sorted(set(tables["train"]["part_of_speech"]))
+    names = sorted({name for part in tables.values() for name in part["part_of_speech"]})
     auto = AutoModelForSequenceClassification
     tokenizer, model = start_task(auto, task, args.seed, tables["train"]["gloss"], names)
 
     def encode(row):
-        inputs = tokenizer(row["gloss"], truncation=True, max_length=task.max_length)
+        inputs = tokenizer(row["gloss"], truncation=True)
         return {**inputs, "labels": names.index(row["part_of_speech"])}
 
     tables = tables.map(encode)

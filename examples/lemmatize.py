@@ -14,8 +14,8 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     task, args = parse_task(argv, Arguments, output_dir="runs/lemmatize", predict_with_generate=True, **defaults)
     seen, splits, columns = set(), {}, ("words", "tags", "features", "lemmas")
     for name, part in read_treebank(task.data).items():  # each word once, and none in two splits
-        rows = (row for sentence in part for row in zip(*map(sentence.get, columns)))
-        found = {" ".join(row[:3]): row[3] for row in rows if row[0] not in seen}
+        rows = (row for sentence in part for row in zip(*map(sentence.get, columns)) if row[0] not in seen)
+        found = {" ".join(row[:3]): row[3] for row in rows}
         splits[name] = [{"source": source, "lemma": lemma} for source, lemma in found.items()]
         seen |= {source.split(" ")[0] for source in found}
     tables = take_rows(splits, task)
@@ -23,8 +23,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     model.generation_config.max_new_tokens = 32
 
     def encode(row):
-        inputs = tokenizer(row["source"], truncation=True, max_length=task.max_length)
-        return {**inputs, "labels": [*tokenizer(row["lemma"]).input_ids, tokenizer.eos_token_id]}
+        return tokenizer(row["source"], text_target=row["lemma"] + tokenizer.eos_token, truncation=True)
 
     def metrics(prediction):
         ids = [np.where(rows < 0, tokenizer.pad_token_id, rows) for rows in (prediction.predictions, prediction.label_ids)]

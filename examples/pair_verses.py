@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     tokenizer, model = start_task(auto, task, args.seed, tables["train"]["first"], names)
 
     def encode(row):  # the longer of both is cut
-        return tokenizer(row["first"], row["second"], truncation=True, max_length=task.max_length)
+        return tokenizer(row["first"], row["second"], truncation=True)
 
     tables = tables.map(encode)
     parts = {"train_dataset": tables["train"], "eval_dataset": tables["validation"], "processing_class": tokenizer}

@@ -14,7 +14,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     tokenizer, model = start_task(AutoModelForPreTraining, task, args.seed, tables["train"]["text"])
 
     def cut(part):  # all blocks have the same length, an even one: the collator takes no others
-        ids = tokenizer("\n".join(part["text"])).input_ids
+        ids = [token for verse in tokenizer(list(part["text"])).input_ids for token in verse]
         size = task.max_length // 2 * 2
         return [{"input_ids": ids[at : at + size]} for at in range(0, len(ids) - size + 1, size)]
 

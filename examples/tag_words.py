@@ -10,12 +10,12 @@ from hf_relpos.training.tasks import parse_task, start_task, take_rows, train_an
 def main(argv: list[str] | None = None) -> dict[str, float]:
     task, args = parse_task(argv, output_dir="runs/tag_words", metric_for_best_model="accuracy", max_length=128)
     tables = take_rows(read_treebank(task.data), task)
-    names = sorted({tag for row in tables["train"]["tags"] for tag in row})
+    names = sorted({tag for part in tables.values() for row in part["tags"] for tag in row})
     texts = (" ".join(words) for words in tables["train"]["words"])
     tokenizer, model = start_task(AutoModelForTokenClassification, task, args.seed, texts, names)
 
     def encode(row):  # the first token of each word has its tag, the others have none
-        inputs = tokenizer(row["words"], is_split_into_words=True, truncation=True, max_length=task.max_length)
+        inputs = tokenizer(row["words"], is_split_into_words=True, truncation=True)
         places = inputs.word_ids()
         first = [word != before for word, before in zip(places, [None, *places])]
         return {**inputs, "labels": [names.index(row["tags"][word]) if new else -100 for word, new in zip(places, first)]}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import evaluate
+import numpy as np
 from transformers import EvalPrediction
 
 MODULES = Path(__file__).parent
@@ -29,5 +30,5 @@ def compute_metric(name: str, **rows: Sequence[float]) -> dict[str, float]:
 
 def score_labels(prediction: EvalPrediction) -> dict[str, float]:
     """Compute accuracy and macro-F1 of what a Trainer predicted: of rows, tokens or choices; -100 marks no label."""
-    guesses, labels = prediction.predictions.argmax(-1), prediction.label_ids
-    return compute_metric("label_scores", predictions=guesses.ravel(), references=labels.ravel())
+    guesses, labels = np.asarray(prediction.predictions).argmax(-1), np.asarray(prediction.label_ids)
+    return compute_metric("label_scores", predictions=guesses.ravel().tolist(), references=labels.ravel().tolist())

@@ -66,6 +66,8 @@ def take_rows(tables: Mapping[str, Dataset | list[dict[str, Any]]], task: TaskAr
     """
 
     def take(name: str, rows: Any) -> Dataset:
+        if not len(rows):
+            raise ValueError(f"no row is left for the split {name!r}: the files have too few rows of that task")
         table = Dataset.from_list(rows) if isinstance(rows, list) else rows
         limit = task.max_train_samples if name == "train" else task.max_eval_samples
         return table if limit is None else table.shuffle(seed=ORDER).take(min(limit, len(table)))
@@ -89,6 +91,7 @@ def start_task(
     if labels:
         config.id2label, config.label2id = dict(enumerate(labels)), {name: number for number, name in enumerate(labels)}
     tokenizer = load_tokenizer(task.model_name_or_path or task.tokenizer_name, texts, task.vocab_size)
+    tokenizer.model_max_length = task.max_length  # where truncation cuts, also in the saved folder
     set_seed(seed)
     return tokenizer, build_model(task, config, tokenizer, auto)
 

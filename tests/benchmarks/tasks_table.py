@@ -25,10 +25,11 @@ ROOT = Path(__file__).parents[2]
 SIZES = "hidden_size=64,num_hidden_layers=2,num_attention_heads=4"
 QUIET = ["--report_to", "none", "--disable_tqdm", "true", "--use_cpu", "true", "--per_device_eval_batch_size", "64"]
 PRETRAIN = ["--model_type", "relpos_encoder", "--block_size", "64", "--per_device_train_batch_size", "32", *QUIET]
-PRETRAIN += ["--lr_scheduler_type", "cosine", "--learning_rate", "3e-3", "--warmup_steps", "50", "--max_steps", "300"]
+PRETRAIN += ["--lr_scheduler_type", "cosine", "--learning_rate", "4e-3", "--muon_learning_rate", "0.02", "--max_steps", "400"]
 PRETRAIN += ["--save_strategy", "no", "--eval_strategy", "no", "--max_eval_samples", "200", "--do_train", "--do_eval"]
-TRAIN = ["--per_device_train_batch_size", "32", "--learning_rate", "2e-3", "--max_steps", "150", "--eval_steps", "50", *QUIET]
+TRAIN = ["--per_device_train_batch_size", "32", "--learning_rate", "2e-3", "--max_steps", "150", "--eval_steps", "75", *QUIET]
 ROWS = ["--max_train_samples", "4000", "--max_eval_samples", "1000"]
+VOCABULARY = 1024  # small, because the head of the masked language model is most of its cost
 TASKS = {"classify_glosses": "macro_f1", "tag_words": "accuracy"}
 """The example of each task, and the metric of the plot."""
 BEGINNINGS = ("scratch", "pretrained")
@@ -46,10 +47,14 @@ def write_texts(folder: Path, given: argparse.Namespace) -> None:
     glosses, verses, sentences = read_glosses(given.wordnet), read_verses(given.verses), read_treebank(given.treebank)
     for split in ("validation", "train"):
         words = (" ".join(words) for words in sentences[split]["words"])
-        texts = [*glosses[split]["gloss"][::3], *verses[split]["text"][::4], *words]  # what 300 steps read about once
+        texts = [
+            *glosses[split]["gloss"][::3],
+            *verses[split]["text"][::4],
+            *words,
+        ]  # what the steps of pretraining read about once
         lines = [json.dumps({"text": text}) + "\n" for text in texts]
         (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
-    train_bpe_tokenizer(texts, 4096).save_pretrained(folder / "tokenizer")
+    train_bpe_tokenizer(texts, VOCABULARY).save_pretrained(folder / "tokenizer")
 
 
 def pretrain(scheme: str, seed: int, folder: Path) -> dict[str, float]:
@@ -232,7 +237,7 @@ def main() -> None:
     parser.add_argument("--treebank", default="data", help="folder of en_ewt-ud-*.conllu")
     parser.add_argument("--verses", default="data", help="folder of kjv.txt")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/tasks"))
-    parser.add_argument("--schemes", nargs="+", default=["sinusoidal", "rope", "t5", "shaw", "deberta"])
+    parser.add_argument("--schemes", nargs="+", default=["sinusoidal", "rope", "t5", "shaw"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
         "--report", type=Path, help="write the plot into this folder, which holds tasks.json, and print the table"
