@@ -3,13 +3,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help train test lint docs gpu speed-check
+.PHONY: help train test lint docs gpu speed-check properties
 
 help:
 	@echo "make train   set up .venv and train the default decoder (ARGS='--max_steps 100' adds arguments)"
 	@echo "make test    set up .venv and run the tests (ARGS='-k data' adds arguments)"
 	@echo "make gpu     measure all that is to be known of a GPU, in 8 minutes (ARGS='--device cpu --quick' tries the command)"
 	@echo "make speed-check  time a few schemes, and fail where one is slower than the committed report says"
+	@echo "make properties  try 10,000 random configurations (ARGS='--examples 500 --seed 1')"
 	@echo "make lint    set up .venv and run ruff and pyright"
 	@echo "make docs    set up .venv and build the documentation into site/; 'make docs ARGS=serve' shows it while you write"
 
@@ -36,6 +37,9 @@ gpu: $(INSTALLED)
 # Compares with docs/benchmarks/reports/steps.md; by hand and at night, never in the tests.
 speed-check: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/speed_check.py $(ARGS)
+
+properties: $(INSTALLED)
+	$(BIN)/python tests/random_models.py $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -58,6 +58,25 @@ def test_the_configuration_stays_the_callers(name: str) -> None:
         assert getattr(model.config, "query_stream", False) == ("Permutation" in name)
 
 
+@pytest.mark.parametrize(
+    "family, name, kind",
+    [("decoder", "CausalLM", "labels"), ("decoder", "CausalLM", "shift_labels"), ("encoder", "MaskedLM", "labels"),
+     ("seq2seq", "ConditionalGeneration", "labels")],
+)  # fmt: skip
+def test_labels_may_be_a_slice_of_a_wider_table(family: str, name: str, kind: str) -> None:
+    """A slice does not lie in one piece, which `view` in transformers' losses needs."""
+    if family == "seq2seq":
+        config = hf_relpos.RelPosSeq2SeqConfig(position_scheme="t5", **SIZES)
+        model = hf_relpos.RelPosSeq2SeqForConditionalGeneration(config).double().eval()
+    else:
+        model = head(family, name)
+    ids = ids_of()
+    part = torch.cat([ids, ids], 1)[:, 3 : 3 + LENGTH]
+    assert not part.is_contiguous()
+    found = model(ids, **{kind: part}).loss
+    torch.testing.assert_close(found, model(ids, **{kind: part.clone(memory_format=torch.contiguous_format)}).loss)
+
+
 def test_causal_loss() -> None:
     """The mean over targets that are not -100, shifted by one; a given number of items divides the sum instead."""
     model, ids = head("decoder", "CausalLM"), ids_of()

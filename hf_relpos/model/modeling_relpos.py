@@ -510,7 +510,6 @@ class RelPosEncoderForPermutationLM(RelPosPreTrainedModel):
         )
         states = outputs.last_hidden_state
         logits = self.lm_head(states if self.head_projection is None else self.head_projection(states))
-        labels = None if labels is None else labels.contiguous()
         loss = None if labels is None else self._token_loss(logits, labels, labels, num_items_in_batch)
         return RelPosMaskedLMOutput(
             loss=loss,

@@ -18,7 +18,6 @@ from .forward_keywords import check_keywords
 from .head_losses import check_labels
 from .head_losses import count_targets
 from .hub_card import HubCardMixin
-from .parallel_plans import ParallelPlans
 from .position_builder import build_positions
 from .position_documents import find_document_starts
 from .position_documents import whole_numbers
@@ -40,7 +39,7 @@ from .weight_loading import WeightLoading
 from .weight_loading import rename_numbered
 
 
-class RelPosPreTrainedModel(HubCardMixin, WeightLoading, ParallelPlans, PreTrainedModel):
+class RelPosPreTrainedModel(HubCardMixin, WeightLoading, PreTrainedModel):
     """Weights, backends and conventions that all models share."""
 
     config: RelPosConfig
@@ -148,9 +147,8 @@ class RelPosPreTrainedModel(HubCardMixin, WeightLoading, ParallelPlans, PreTrain
         """
         check_labels(targets, tuple(logits.shape[:-1]), logits.shape[-1])
         total = count_targets(targets, num_items_in_batch)
-        return self.loss_function(
-            logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=total, **shifted
-        )
+        given = {name: part.contiguous() for name, part in {"labels": labels, **shifted}.items()}  # a slice of a table is not
+        return self.loss_function(logits=logits, vocab_size=self.config.vocab_size, num_items_in_batch=total, **given)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Resize as transformers does; refuse adaptive embeddings, whose clusters are made for one vocabulary."""
