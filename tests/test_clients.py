@@ -12,7 +12,6 @@ from matrix import SIZES
 from matrix import Case
 from matrix import ids_of
 from transformers import AutoConfig
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.generation.stopping_criteria import logger as length_logger
 
 import hf_relpos
@@ -116,43 +115,3 @@ def test_cut_of_sentence_transformers(scheme: str, cut: int | None, tmp_path: pa
     text = "a text that is longer than the length of training"
     length = client.tokenize([text])["input_ids"].shape[1]
     assert length == (cut or len(tokenizer(text).input_ids)) and torch.tensor(client.encode(text)).isfinite().all()
-
-
-TUNED = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "attention_norm", "mlp_norm", "norm"}
-
-
-@pytest.mark.parametrize(
-    "model_class", ["RelPosDecoderForCausalLM", "RelPosEncoderForMaskedLM", "RelPosSeq2SeqForConditionalGeneration"]
-)
-def test_peft_finds_the_layers_to_tune(model_class: str) -> None:
-    """Each method by its defaults, as for Llama: LoRA, IA3 and all that have a table."""
-    peft = pytest.importorskip("peft")
-    kind = getattr(hf_relpos, model_class)
-    config = kind.config_class(position_scheme="alibi", **{**SIZES, "gated_mlp": True, "attn_implementation": None})
-    lora = peft.get_peft_model(kind(config), peft.LoraConfig())
-    assert {name.rpartition(".")[2] for name in lora.base_model.targeted_module_names} == {"q_proj", "v_proj"}
-    ia3 = peft.get_peft_model(kind(config), peft.IA3Config())
-    assert {name.rpartition(".")[2] for name in ia3.base_model.targeted_module_names} == {"k_proj", "v_proj", "down_proj"}
-    norms = peft.get_peft_model(kind(config), peft.LNTuningConfig())
-    assert {name.rpartition(".")[2] for name in norms.base_model.targeted_module_names} == {
-        "attention_norm",
-        "mlp_norm",
-        "norm",
-    }
-    for table in vars(peft.utils.constants).values():
-        if isinstance(table, dict) and "llama" in table:
-            assert set(table[config.model_type]) <= TUNED
-
-
-def test_peft_learns_of_models_of_remote_code(tmp_path: pathlib.Path) -> None:
-    """A saved model's own code tells it, also where PEFT was loaded later than the model was made."""
-    peft = pytest.importorskip("peft")
-    Case("decoder", "rope", {}).model(head=True).save_pretrained(tmp_path)
-    kind: Any = get_class_from_dynamic_module("modeling_relpos.RelPosDecoderForCausalLM", str(tmp_path))
-    model = kind.from_pretrained(tmp_path)
-    assert type(model.config).__module__.startswith("transformers_modules")
-    for table in vars(peft.utils.constants).values():
-        if isinstance(table, dict):
-            table.pop(model.config.model_type, None)
-    tuned = peft.get_peft_model(model, peft.LoraConfig()).base_model.targeted_module_names
-    assert {name.rpartition(".")[2] for name in tuned} == {"q_proj", "v_proj"}

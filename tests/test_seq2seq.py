@@ -296,7 +296,9 @@ def test_a_given_cache_is_read_whatever_use_cache_says() -> None:
     wanted = model(**given, use_cache=False).last_hidden_state[:, 4:]
     parts = [given | {"decoder_input_ids": given["decoder_input_ids"][:, part]} for part in (slice(0, 4), slice(4, None))]
     cache = model(**parts[0], use_cache=True).cache
-    torch.testing.assert_close(model(**parts[1], cache=cache, use_cache=False).last_hidden_state, wanted, **EXACT)
+    found = model(**parts[1], cache=cache, use_cache=False)
+    torch.testing.assert_close(found.last_hidden_state, wanted, **EXACT)
+    assert found.cache is None, "none was asked for"
 
 
 def test_targets_that_do_not_fit_are_refused() -> None:

@@ -87,7 +87,8 @@ class RelPosAttention(nn.Module):
         if isinstance(kept, torch.Tensor) and kept.dim() == 4 and kept.shape[-1] != width:
             raise ValueError(
                 f"the cache holds {kept.shape[-1]} numbers a key in layer {self.layer_idx}, where this model's position scheme keeps "
-                f"{width}: it was made by another scheme or in another precision; begin with a new cache"
+                f"{width}: it was made by another scheme, in another precision, or by PEFT's prefix tuning, whose prefix has no gates; "
+                "begin with a new cache, or tune by LoRA"
             )
 
     @staticmethod

@@ -205,7 +205,8 @@ class RelPosDecoderModel(RelPosStack):
                 Without attention mask, cache and memory, a 0 that follows a token begins a document, in a pass that then
                 makes no cache (`position_documents.py`).
             cache: key/value cache of earlier tokens, read whatever `use_cache` says; `past_key_values` is its old name.
-            use_cache: make a cache where none is given; by default what the configuration says, but a model with memory returns memory.
+            use_cache: return a cache, and make one where none is given; by default what the configuration says, but a model
+                with memory returns memory.
             memory: segment memory that an earlier forward returned.
             reset_mask: `(batch, sequence)` true on the first token of each document: nothing before it is seen.
             seq_idx: `(batch, sequence)` the number of each token's document, which says the same, as does `cu_seq_lens_q` of
@@ -245,7 +246,8 @@ class RelPosDecoderModel(RelPosStack):
         if cache is None and self.config.mem_len:
             memory = next_memory(memory, entered, self.config.mem_len, positions.query_valid, positions.query_document)
             memory = memory.detach() if self.config.detach_memory else memory
-        return RelPosModelOutput(last_hidden_state=hidden_states, cache=cache, memory=memory if cache is None else None)
+        memory = memory if cache is None else None
+        return RelPosModelOutput(last_hidden_state=hidden_states, cache=None if use_cache is False else cache, memory=memory)
 
     def _resolve_cache(
         self, cache: Cache | None, use_cache: bool | None, memory: SegmentMemory | None, batch: int

@@ -176,7 +176,7 @@ class RelPosCrossDecoder(RelPosDecoderModel):
                 encoder_hidden_states, source_positions(sequence, encoder_hidden_states, encoder_attention_mask)
             ),
         )
-        return RelPosCrossModelOutput(last_hidden_state=hidden_states, cache=both)
+        return RelPosCrossModelOutput(last_hidden_state=hidden_states, cache=None if use_cache is False else both)
 
     def _resolve_both_caches(self, cache: Cache | None, use_cache: bool | None, batch: int) -> EncoderDecoderCache | None:
         """Return the cache of target and source of this pass, or None."""
