@@ -51,6 +51,18 @@ def test_training_step_in_one_graph(case: Case) -> None:
     torch.testing.assert_close(*results, **CLOSE)
 
 
+@pytest.mark.parametrize("case", some(family="decoder"))
+def test_position_ids_in_one_graph(case: Case) -> None:
+    """A compiler knows no distances of given position ids; without one, wide gaps between them take another way."""
+    model, ids = case.model(head=True, attn_implementation=None), ids_of()
+    numbers = torch.arange(ids.shape[1])[None] * (1 if case.scheme == "learned_absolute" else 40)
+    results = []
+    for runner in (model, compiled(model)):
+        loss = runner(ids, torch.ones_like(ids), position_ids=numbers, labels=ids, use_cache=False).loss
+        results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
+    torch.testing.assert_close(*results, **CLOSE)
+
+
 @pytest.mark.parametrize("case", some(family="decoder", memory=True))
 @torch.no_grad()
 def test_segments_in_one_graph(case: Case) -> None:

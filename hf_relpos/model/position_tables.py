@@ -141,9 +141,16 @@ class DistanceTables:
 
     @lazy
     def _met(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the distances that occur and the index of each pair's, where position ids leave wide gaps; None else."""
+        """Return the distances that occur and the index of each pair's, where position ids leave wide gaps; None else.
+
+        A compiler cannot count them, so it takes all distances between the bounds.
+        """
         low, high = self.positions.bounds
-        if self.positions.contiguous or high - low < 2 * sum(self.positions.distance.shape[1:]):
+        if (
+            self.positions.contiguous
+            or torch.compiler.is_compiling()
+            or high - low < 2 * sum(self.positions.distance.shape[1:])
+        ):
             return None
         return torch.unique(self.positions.distance, return_inverse=True)
 

@@ -50,6 +50,7 @@ class RelPosPreTrainedModel(HubCardMixin, WeightLoading, PreTrainedModel):
     _skip_keys_device_placement = ["cache", "past_key_values"]
     _supports_sdpa = True
     _supports_flex_attn = True
+    _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": RelPosLayer, "attentions": RelPosAttention}
     query_stream: ClassVar[bool | None] = None
     """Whether the model has a query stream; None where the configuration says so."""
