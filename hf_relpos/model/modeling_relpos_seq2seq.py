@@ -227,6 +227,8 @@ class RelPosSeq2SeqModel(RelPosPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         decoder_position_ids: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
+        cache: Cache | None = None,
+        use_cache: bool | None = None,
         **kwargs: Any,
     ) -> RelPosSeq2SeqModelOutput:
         """Encode `input_ids (batch, source)` and decode `decoder_input_ids (batch, target)`.
@@ -238,8 +240,9 @@ class RelPosSeq2SeqModel(RelPosPreTrainedModel):
             inputs_embeds, decoder_inputs_embeds: embeddings `(batch, length, embedding_size)` in the place of ids.
             position_ids, decoder_position_ids: `(batch|1, length)` position numbers; by default tokens are counted.
             token_type_ids: `(batch, source)` token types, when the model has any.
-            kwargs: `cache` or by its old name `past_key_values`, `use_cache`, `output_attentions` and
-                `output_hidden_states`.
+            cache: what the decoder keeps of earlier tokens and of the source; `past_key_values` is its old name.
+            use_cache: return a cache; by default what the configuration says.
+            kwargs: among them `output_attentions` and `output_hidden_states`.
         """
         for name in ("output_attentions", "output_hidden_states"):
             given = kwargs.get(name)
@@ -266,6 +269,8 @@ class RelPosSeq2SeqModel(RelPosPreTrainedModel):
             inputs_embeds=decoder_inputs_embeds,
             encoder_hidden_states=encoded.last_hidden_state,
             encoder_attention_mask=attention_mask,
+            cache=cache,
+            use_cache=use_cache,
             **{**kwargs, "return_dict": True},
         )
         return RelPosSeq2SeqModelOutput(
