@@ -81,10 +81,10 @@ def _in_two(sums: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
 
 def _block_mask(positions: Positions) -> Any:
     """Return who sees whom, in blocks; the kernel skips a block that nobody sees."""
-    visible = positions.visible
-    batch, _, queries, keys = visible.shape
+    visible = positions.visible[:, 0]
+    batch, queries, keys = visible.shape
 
     def seen(row: Any, head: Any, query: Any, key: Any) -> Any:
-        return visible[row if batch > 1 else 0, 0, query, key]
+        return visible[row.clamp(max=batch - 1), query, key]  # torch 2.9 takes no plain number beside traced ones
 
     return create_block_mask(seen, batch if batch > 1 else None, None, queries, keys, device=visible.device)
