@@ -77,23 +77,6 @@ def test_generation_beyond_the_trained_length_does_not_warn(scheme: str, caplog:
         assert bounded.generate(ids_of(), do_sample=False).shape[1] == BOUND
 
 
-@pytest.mark.parametrize("scheme, window", [("alibi", None), ("learned_absolute", BOUND)])
-def test_window_of_lm_eval(scheme: str, window: int | None) -> None:
-    pytest.importorskip("lm_eval")
-    from lm_eval.models.huggingface import HFLM
-
-    tokenizer = build_byte_tokenizer()
-    model = Case("decoder", scheme, {}).model(
-        head=True,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=BOUND,
-        eos_token_id=tokenizer.eos_token_id,
-        dtype=torch.float32,
-    )
-    client = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
-    assert client.max_length == (window or HFLM._DEFAULT_MAX_LENGTH)
-
-
 @pytest.mark.parametrize("scheme, cut", [("alibi", None), ("learned_absolute", BOUND)])
 def test_cut_of_sentence_transformers(scheme: str, cut: int | None, tmp_path: pathlib.Path) -> None:
     """A long text is embedded whole, unless the scheme has a bound."""
