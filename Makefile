@@ -3,11 +3,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help train test lint docs gpu speed-check properties
+.PHONY: help train test suite lint docs gpu speed-check properties
 
 help:
 	@echo "make train   set up .venv and train the default decoder (ARGS='--max_steps 100' adds arguments)"
 	@echo "make test    set up .venv and run the tests (ARGS='-k data' adds arguments)"
+	@echo "make suite   run transformers' common model tests on all rows (ARGS='--row Decoder_rope' chooses)"
 	@echo "make gpu     measure all that is to be known of a GPU, in 8 minutes (ARGS='--device cpu --quick' tries the command)"
 	@echo "make speed-check  time a few schemes, and fail where one is slower than the committed report says"
 	@echo "make properties  try 10,000 random configurations (ARGS='--examples 500 --seed 1')"
@@ -28,6 +29,10 @@ train: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto $(ARGS)
+
+# pip fetches the tests: they are in the source distribution of the installed transformers.
+suite: $(INSTALLED)
+	$(BIN)/python tests/common_suite/run_suite.py -n auto $(ARGS)
 
 # Goes on where it was stopped; the report is runs/gpu/report.md.
 gpu: $(INSTALLED)
