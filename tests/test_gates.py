@@ -1,6 +1,8 @@
 """Numbers per token that add up from a key to a query: kept with the keys, exact over long texts, refused where they mean nothing."""
 
+import copy
 import math
+import re
 from typing import Any
 from unittest import mock
 
@@ -10,10 +12,12 @@ from matrix import ids_of
 from matrix import sharpen
 from transformers import AutoModel
 from transformers import DynamicCache
+from transformers import StaticCache
 
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderModel
 from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosSeq2SeqConfig
 from hf_relpos.model.blockwise_attention import blockwise_attention
 from hf_relpos.model.position_builder import build_positions
 from hf_relpos.model.running_sums import join_gates
@@ -91,20 +95,112 @@ def test_padding_between_tokens_adds_nothing(name: str) -> None:
     torch.testing.assert_close(found, model(ids[mask.bool()][None]).last_hidden_state[0], rtol=1e-9, atol=1e-10)
 
 
+OTHERS = [("nope", name) for name in GATED] + [("rope", "nope"), ("fox", "cable"), ("rope", "fox"), ("pope", "rope")]
+OTHERS += [("alibi", "rope+alibi"), ("rope+fox", "fox"), ("rope", "t5")]
+
+
+@pytest.mark.parametrize("made, read", OTHERS + [pair[::-1] for pair in OTHERS])
+@torch.no_grad()
+def test_another_schemes_cache_is_refused(made: str, read: str) -> None:
+    """By both names, also where keys are as wide; a copy too."""
+    ids = ids_of(length=4)
+    cache = model_of(made)(ids, cache=DynamicCache()).cache
+    model = model_of(read)
+    for given in (cache, copy.deepcopy(cache)):
+        with pytest.raises(ValueError, match=re.escape(f"position_scheme {made!r} in layer 0, where this model has {read!r}")):
+            model(ids, cache=given)
+
+
+@torch.no_grad()
+def test_an_emptied_cache_serves_another_scheme() -> None:
+    ids, made, model = ids_of(length=4), model_of("rope"), model_of("nope")
+    cache = StaticCache(config=model.config, max_cache_len=8)
+    made(ids, cache=cache)
+    cache.reset()
+    wanted = model(ids).last_hidden_state
+    torch.testing.assert_close(model(ids, cache=cache).last_hidden_state, wanted, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("name", GATED)
-def test_another_schemes_cache_is_refused(name: str) -> None:
-    ids, others = ids_of(length=4), model_of("nope")
-    cache = others(ids, use_cache=True).cache
-    with pytest.raises(ValueError, match=r"holds 6 numbers a key in layer 0.* keeps 7.*new cache"):
-        model_of(name)(ids, cache=cache)
-    with pytest.raises(ValueError, match=r"holds 7 numbers a key in layer 0.* keeps 6.*new cache"):
-        others(ids, cache=model_of(name)(ids, cache=DynamicCache()).cache)
+@torch.no_grad()
+def test_a_cache_that_says_nothing_is_refused_by_its_width(name: str) -> None:
+    ids, others, model = ids_of(length=4), model_of("nope"), model_of(name)
+    caches = [one(ids, cache=DynamicCache()).cache for one in (others, model)]
+    for cache in caches:
+        for layer in cache.layers:
+            del layer.position_scheme
+    with pytest.raises(ValueError, match=rf"holds 6 numbers a key in layer 0.* {name!r} keeps 7.*new cache"):
+        model(ids, cache=caches[0])
+    with pytest.raises(ValueError, match=r"holds 7 numbers a key in layer 0.* 'nope' keeps 6.*new cache"):
+        others(ids, cache=caches[1])
 
 
 @pytest.mark.parametrize("name", GATED)
 def test_an_encoder_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}.*adds up the tokens from a key to a query after it"):
-        RelPosEncoderConfig(**SIZES, position_scheme=name)
+    """Alone, in some layers, beside `rope`, and as the encoder of an encoder-decoder, whose decoder may have it."""
+    reason = f"{name}.*adds up the tokens from a key to a query after it"
+    for scheme in (name, ["rope", name], f"rope+{name}"):
+        with pytest.raises(ValueError, match=reason):
+            RelPosEncoderConfig(**SIZES, position_scheme=scheme)
+        with pytest.raises(ValueError, match=reason):
+            RelPosSeq2SeqConfig(**SIZES, position_scheme=scheme)
+        RelPosSeq2SeqConfig(**SIZES, encoder_position_scheme="rope", decoder_position_scheme=scheme)
+
+
+EXTREME: dict[str, dict[str, Any]] = {
+    "fox": {"gate": "fixed", "decay_time_min": 1e-3, "decay_time_max": 1e-3},
+    "data_dependent_alibi": {"post_log_scale": 1e6, "bias_init": -1e4},
+}
+
+
+@pytest.mark.parametrize("name, parameter", [(name, parameter) for name, own in EXTREME.items() for parameter in own])
+def test_sums_that_would_overflow_are_refused(name: str, parameter: str) -> None:
+    """By name, where parameters go beyond what keeps sums finite."""
+    value = EXTREME[name][parameter]
+    if not isinstance(value, str):
+        beyond = value / 10 if name == "fox" else value * 10
+        with pytest.raises(ValueError, match=f"{parameter}={beyond!r} is not allowed"):
+            RelPosDecoderConfig(**SIZES, position_scheme=name, position_parameters=EXTREME[name] | {parameter: beyond})
+
+
+@pytest.mark.parametrize("name", EXTREME)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_steepest_sums_are_finite(name: str, dtype: torch.dtype) -> None:
+    """With the outermost parameters a token sees itself alone, in blocks and dense; gradients are finite."""
+    ids, found = ids_of(batch=1, length=40), []
+    for path in ("blockwise", "dense"):
+        fields = {"position_parameters": EXTREME[name], "attention_path": path, "attn_implementation": "sdpa"}
+        model = model_of(name, dtype, **fields)
+        found.append(model(ids).last_hidden_state)
+        found[-1].float().square().sum().backward()
+        assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
+    alone = model(ids.T).last_hidden_state.transpose(0, 1)
+    for one in found:
+        torch.testing.assert_close(one, alone, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("steep", [1.0, 10.0, 300.0, 1e9])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.float16, 2e-2), (torch.bfloat16, 0.15)], ids=str)
+def test_gradients_of_steep_sums(dtype: torch.dtype, bound: float, steep: float) -> None:
+    """As by the formula in double precision: what a key's sum has grown to is as exact in half precision as scores are."""
+    torch.manual_seed(0)
+    bound, length = (bound if steep <= 10 else max(bound, 1e-3)), 140  # single precision says a sum of 10,000 to 0.001
+    states = [torch.randn(1, 1, length, 8).to(dtype).requires_grad_() for _ in range(3)]
+    gates = (-steep * torch.rand(1, 1, length) * (torch.rand(1, 1, length) < 0.3)).requires_grad_()
+    positions = build_positions((1, length), torch.empty(0), causal=True)
+    out = blockwise_attention(*states, ScoreTerms(sums=running_sums(gates, positions)), positions, 0.35)
+    out.float().square().sum().backward()
+    query, key, value, numbers = others = [part.detach().double().requires_grad_() for part in (*states, gates)]
+    sums = numbers.cumsum(-1)
+    scores = 0.35 * query @ key.mT + sums[..., :, None] - sums[..., None, :]
+    wanted = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf).softmax(-1) @ value
+    wanted.square().sum().backward()
+    torch.testing.assert_close(out.transpose(1, 2).double(), wanted, rtol=bound, atol=bound)
+    for mine, other in zip((*states, gates), others, strict=True):
+        assert mine.grad is not None and other.grad is not None
+        torch.testing.assert_close(
+            mine.grad.double(), other.grad, rtol=bound, atol=bound * max(1.0, other.grad.abs().max().item())
+        )
 
 
 FITS = [("full", None, None), ("bias_only", None, None), ("bias_only", 2.0, 64.0), ("fixed", 2.0, 64.0)]

@@ -74,22 +74,37 @@ class RelPosAttention(nn.Module):
         if cache is None:
             return key, value, gates
         joined = key if gates is None else join_gates(key, gates)
-        self._check_width(cache, joined.shape[-1])
+        name = self._owner(scheme).name
+        self._check_cache(cache, joined.shape[-1], name)
         joined, value = cache.update(joined, value, self.layer_idx)
+        layers: Any = getattr(cache, "layers", ())
+        if self.layer_idx < len(layers) and not torch.compiler.is_compiling():
+            layers[self.layer_idx].position_scheme = name
         if gates is not None:
             joined, gates = split_gates(joined, key.shape[-1])
         return joined, value, gates
 
-    def _check_width(self, cache: Cache, width: int) -> None:
-        """Refuse a cache whose keys another scheme made, which shows where it keeps more of a token or less."""
+    def _check_cache(self, cache: Cache, width: int, name: str) -> None:
+        """Refuse a cache whose keys another scheme made: it says so, or keeps more of a token or less."""
         layers: Any = getattr(cache, "layers", ())
-        kept = getattr(layers[self.layer_idx], "keys", None) if self.layer_idx < len(layers) else None
+        layer = layers[self.layer_idx] if self.layer_idx < len(layers) else None
+        kept, maker = getattr(layer, "keys", None), getattr(layer, "position_scheme", name)
+        if maker != name and not torch.compiler.is_compiling() and cache.get_seq_length(self.layer_idx):
+            raise ValueError(
+                f"the cache holds keys of position_scheme {maker!r} in layer {self.layer_idx}, where this model has {name!r}: begin "
+                "with a new cache"
+            )
         if isinstance(kept, torch.Tensor) and kept.dim() == 4 and kept.shape[-1] != width:
             raise ValueError(
-                f"the cache holds {kept.shape[-1]} numbers a key in layer {self.layer_idx}, where this model's position scheme keeps "
-                f"{width}: it was made by another scheme, in another precision, or by PEFT's prefix tuning, whose prefix has no gates; "
-                "begin with a new cache, or tune by LoRA"
+                f"the cache holds {kept.shape[-1]} numbers a key in layer {self.layer_idx}, where this model's position scheme "
+                f"{name!r} keeps {width}: it was made by another scheme, in another precision, or by PEFT's prefix tuning, whose "
+                "prefix has no gates; begin with a new cache, or tune by LoRA"
             )
+
+    @staticmethod
+    def _owner(scheme: Callable[..., Any]) -> Any:
+        """Return the scheme of which a layer was handed the `call`; a tracing compiler finds no `__self__` by a default."""
+        return scheme if isinstance(scheme, nn.Module) else cast(Any, scheme).__self__
 
     @staticmethod
     def _project_elsewhere(device: torch.device, projection: nn.Module, states: torch.Tensor) -> torch.Tensor:
@@ -156,8 +171,7 @@ class RelPosAttention(nn.Module):
         """
         if gates is not None:
             return ScoreTerms(sums=running_sums(gates, tables.positions))
-        # Whose weights tell whether tables are still true; a tracing compiler finds no `__self__` by `getattr` with a default.
-        owner: Any = scheme if isinstance(scheme, nn.Module) else cast(Any, scheme).__self__
+        owner = self._owner(scheme)  # whose weights tell whether tables are still true
         project = partial(self._project_elsewhere, tables.positions.query.device)
         projections = LayerProjections(self.layer_idx, partial(project, self.q_proj), partial(project, self.k_proj))
 

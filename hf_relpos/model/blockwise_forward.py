@@ -16,6 +16,7 @@ from .blockwise_buffers import BufferPool
 from .blockwise_kernel import kernel_works
 from .blockwise_key_terms import add_key_products
 from .blockwise_masking import keys_seen_by
+from .blockwise_sums import add_growth
 from .blockwise_sums import with_channels
 from .blockwise_sums import with_groups
 from .blockwise_sums import with_room
@@ -291,4 +292,8 @@ def whole_scores(
     wide = torch.promote_types(parts.query.dtype, torch.float32)
     total = buffers.matrix("weights", *parts.query.shape[:-1], parts.key.shape[-2], dtype=wide)
     total = total.copy_(scores) if lse is None else torch.sub(scores, lse[..., None], out=total)
-    return add_matmul(total, content_query(parts, plan), parts.key.transpose(-1, -2))
+    query, key, size = content_query(parts, plan), parts.key, parts.query.shape[-1]
+    if parts.sums is not None and wide != key.dtype:
+        add_growth(total, key[..., size:])
+        query, key = query[..., :size], key[..., :size]
+    return add_matmul(total, query, key.transpose(-1, -2))

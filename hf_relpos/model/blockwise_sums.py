@@ -12,8 +12,9 @@ from torch.nn.functional import pad
 from .running_sums import parts_in
 from .running_sums import to_parts
 
-GROUP = 32
-"""Rows that share a channel: fewer lose less, more are faster."""
+GROUP = 43
+"""Rows that share a channel: fewer lose less, more are faster. Three channels and a last one for the 128 rows of a block keep the width
+of keys a multiple of four, without which the fused kernel takes an eighth longer."""
 
 
 def channels(rows: int, dtype: torch.dtype) -> int:
@@ -51,6 +52,16 @@ def with_groups(query: torch.Tensor, more: int) -> torch.Tensor:
     row, group = torch.arange(rows, device=query.device) // GROUP, torch.arange(more - 1, device=query.device) // parts
     ones = pad((row[:, None] == group).to(query.dtype), (0, 1))
     return torch.cat([query, ones.expand(*query.shape[:2], -1, -1)], -1)
+
+
+def add_growth(scores: torch.Tensor, key: torch.Tensor) -> None:
+    """Add what the channels of a block's keys say to its scores `(heads, batch, rows, columns)`, in their precision.
+
+    Products in half precision would round it to 8 or 11 bits.
+    """
+    grown = key[..., :-1].unflatten(-1, (-1, parts_in(key.dtype))).to(scores.dtype).sum(-1)  # (heads, batch, columns, groups)
+    for group, rows in zip(grown.unbind(-1), scores.split(GROUP, -2), strict=False):
+        rows.add_(group[..., None, :])
 
 
 def with_room(value: torch.Tensor, rows: int) -> torch.Tensor:

@@ -42,12 +42,16 @@ def split_gates(joined: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torc
     return joined[..., :head_dim], gates.transpose(2, 3).flatten(1, 2)
 
 
+FORGOTTEN = -1000.0
+"""The least a token adds: nothing is left of what was before it. Sums of steeper numbers would leave the precision of the scores."""
+
+
 def running_sums(gates: torch.Tensor, positions: Positions) -> torch.Tensor:
-    """Return c of all keys, `(batch, heads, key)` in double precision where the device has it; padding adds nothing."""
+    """Return c of all keys, `(batch, heads, key)` in double precision where the device has it; padding adds nothing, no token less than `FORGOTTEN`."""
     wide = torch.float32 if gates.device.type == "mps" else torch.float64
     if positions.key_valid is not None:
         gates = gates.masked_fill(~positions.key_valid[:, None], 0)
-    return gates.to(wide).cumsum(-1)
+    return gates.clamp(min=FORGOTTEN).to(wide).cumsum(-1)
 
 
 def sums_of_queries(sums: torch.Tensor, positions: Positions) -> torch.Tensor:
