@@ -36,7 +36,25 @@ def _check_ids(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, lea
         )
 
 
-class MemoryGenerationMixin(GenerationMixin):
+class PaddedGenerationMixin(GenerationMixin):
+    """transformers' generation of padded batches. Continuous batching is refused where it begins, not in its thread."""
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse continuous batching, which `generate_batch` and `cache_implementation="paged"` ask for too.
+
+        Its attention functions take keys from pages and a mask, and have no place for what schemes add to scores; nor does it hand
+        the model the position of each key, which distances are made of.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "continuous batching (generate_batch, cache_implementation='paged') is refused: its pages of keys come without the "
+            "positions that score terms are computed from; use model.generate(input_ids, attention_mask=...) with a padded batch"
+        )
+
+
+class MemoryGenerationMixin(PaddedGenerationMixin):
     """transformers' generation for a language model whose base model, `self.model`, has segment memory.
 
     With `sliding_window = mem_len + 1` (the default) every way of cutting the text into memory, prompt and generated
@@ -72,6 +90,13 @@ class MemoryGenerationMixin(GenerationMixin):
                 f"{input_ids_length} tokens are to grow to {generation_config.max_length}, but {bounded.name} is bounded by "
                 f"max_position_embeddings={bounded.bound}: ask for fewer new tokens or choose a relative scheme"
             )
+
+    def _get_static_cache_init_shape(self) -> Any:
+        """Return None, so that the first keys shape a static cache, where gates are kept with them: keys are wider than values then."""
+        if any(scheme.gates() for scheme in self.model.schemes_of_layers()):
+            return None
+        shape: Any = super()._get_static_cache_init_shape  # pyright: ignore[reportAttributeAccessIssue]
+        return shape()
 
     def empty_memory(self, batch_size: int) -> SegmentMemory:
         """Return the memory of rows that have read nothing."""

@@ -234,7 +234,7 @@ class RelPosDecoderModel(RelPosStack):
             causal=True,
             window=config.sliding_window,
             attention_mask=attention_mask,
-            position_ids=append_position_ids(cache, position_ids, (batch, sequence), len(self.layers)),
+            position_ids=append_position_ids(cache, position_ids, (batch, sequence), config.num_hidden_layers),
             reset_mask=reset_mask,
             cached=None if cache is None else seen_so_far(cache, sequence),
             memory_length=None if memory is None else memory.length,

@@ -8,7 +8,6 @@ from torch import nn
 from transformers.cache_utils import Cache
 from transformers.cache_utils import DynamicCache
 from transformers.cache_utils import EncoderDecoderCache
-from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_outputs import Seq2SeqSequenceClassifierOutput
 from transformers.utils import ModelOutput
@@ -21,6 +20,7 @@ from .attention import RelPosCrossAttention
 from .configuration_relpos import RelPosDecoderConfig
 from .configuration_relpos_seq2seq import RelPosSeq2SeqConfig
 from .forward_keywords import accept_old_cache_name
+from .generation_relpos import PaddedGenerationMixin
 from .head_classification import ClassifierHead
 from .head_classification import find_padding
 from .head_classification import given
@@ -164,7 +164,7 @@ class RelPosCrossDecoder(RelPosDecoderModel):
             embeds,
             causal=True,
             attention_mask=attention_mask,
-            position_ids=append_position_ids(both, position_ids, (batch, sequence), len(self.layers)),
+            position_ids=append_position_ids(both, position_ids, (batch, sequence), self.config.num_hidden_layers),
             cached=None if both is None else seen_so_far(both, sequence),
         )
         hidden_states, _ = self._run_layers(
@@ -310,7 +310,7 @@ def shift_right(tokens: torch.Tensor, config: Any, first: torch.Tensor | int = 0
     return shifted.masked_fill(shifted == -100, pad)
 
 
-class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, GenerationMixin):
+class RelPosSeq2SeqForConditionalGeneration(RelPosPreTrainedModel, PaddedGenerationMixin):
     """Encoder-decoder with a language-model head."""
 
     config: RelPosSeq2SeqConfig

@@ -286,7 +286,9 @@ class RelPosStack(RelPosPreTrainedModel):
         prepared, second = self.prepare(tables), self._second_inputs(beside)
         states: Any = None if beside is None else beside.states
         entered = []
-        for index, (layer, scheme) in enumerate(zip(self.layers, self.schemes_of_layers(), strict=True)):
+        depth = self.config.num_hidden_layers  # lowered for a while where generation drafts with the first layers alone
+        layers = list(zip(self.layers, self.schemes_of_layers(), strict=True))[:depth]
+        for index, (layer, scheme) in enumerate(layers):
             entered.append(hidden_states.to(home))
             hidden_states = layer(
                 hidden_states,
@@ -301,7 +303,7 @@ class RelPosStack(RelPosPreTrainedModel):
             )
             if beside is not None and beside.seen is not None:
                 hidden_states, states = hidden_states
-        remember_position_ids(cache, positions, len(self.layers))
+        remember_position_ids(cache, positions, depth)
         last = hidden_states if beside is None or beside.seen is None else states
         return last if self.norm is None else self.norm(last), entered
 

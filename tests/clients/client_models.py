@@ -21,7 +21,7 @@ SIZE = SIZES | {"max_position_embeddings": 64, "attn_implementation": None}
 SHORT = {"max_distance": 6}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kind:
     """A kind of model: what a test's parameter `kind` holds.
 
