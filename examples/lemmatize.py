@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         seen |= {source.split(" ")[0] for source in found}
     tables = take_rows(splits, task)
     tokenizer, model = start_task(AutoModelForSeq2SeqLM, task, args.seed, tables["train"]["source"])
-    model.generation_config.max_new_tokens = 32
+    args.generation_max_length, model.generation_config.max_new_tokens = 32, None
 
     def encode(row):
         return tokenizer(row["source"], text_target=row["lemma"] + tokenizer.eos_token, truncation=True)

@@ -18,6 +18,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from transformers import Seq2SeqTrainingArguments
 
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderForCausalLM
@@ -29,9 +30,10 @@ from hf_relpos.data.tokenizers import build_byte_tokenizer
 from hf_relpos.evaluation.plan import read_comparison
 from hf_relpos.model.scheme_registry import SCHEMES
 from hf_relpos.training.arguments import DataArguments
-from hf_relpos.training.arguments import ModelArguments
 from hf_relpos.training.arguments import RunArguments
 from hf_relpos.training.arguments import parse_arguments
+from hf_relpos.training.tasks import TaskArguments
+from hf_relpos.training.tasks import parse_task
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -172,6 +174,9 @@ def test_commands_of_the_pages_are_understood(command: str, monkeypatch: pytest.
             read_comparison(understood.config)
         elif understood.command == "compare":
             parse_arguments([understood.config, *understood.rest])
+    elif words[0] == "python" and words[1].startswith("examples/"):
+        assert Path(words[1]).is_file()
+        parse_task(words[2:], Seq2SeqTrainingArguments, output_dir="runs")
     elif words[0] == "python" and words[1].endswith(".py"):
         script = (ROOT / words[1]).read_text(encoding="utf-8")
         assert all(word in script for word in words[2:] if word.startswith("--"))
@@ -194,7 +199,7 @@ def test_arguments_in_the_text_exist(page: Path) -> None:
     """Those of `train_lm.py` and of the commands, wherever a sentence names one."""
     parsers = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
     known = {option for parser in parsers.values() for action in parser._actions for option in action.option_strings}
-    known |= {f"--{field.name}" for group in (ModelArguments, DataArguments, RunArguments) for field in fields(group)}
+    known |= {f"--{field.name}" for group in (TaskArguments, DataArguments, RunArguments) for field in fields(group)}
     assert {*re.findall(r"`(--\w[\w-]*)", page.read_text(encoding="utf-8"))} <= known
 
 

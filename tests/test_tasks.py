@@ -1,6 +1,7 @@
 """Tasks on labelled text: the examples run on a few rows, their data are read and split, their metrics are exact."""
 
 import importlib
+import json
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,8 @@ from sklearn.metrics import f1_score
 from transformers import AutoModelForSeq2SeqLM
 from transformers import AutoTokenizer
 
+from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosEncoderForSequenceClassification
 from hf_relpos.data.labelled import read_glosses
 from hf_relpos.data.labelled import read_treebank
 from hf_relpos.data.labelled import read_verses
@@ -107,6 +110,15 @@ def test_what_an_example_cannot_do_is_refused_with_the_reason(data: Path, tmp_pa
         classify.main(["--data", str(tmp_path), *given])
     with pytest.raises(KeyError, match="'eval_bleu', which is not found.*eval_macro_f1"):
         classify.main(["--data", str(data), *given, "--metric_for_best_model", "bleu"])
+    other, argv = tmp_path / "other", [*TINY[2:], "--output_dir", str(tmp_path / "run")]
+    RelPosEncoderForSequenceClassification(
+        RelPosEncoderConfig(
+            vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, id2label={0: "code", 1: "prose"}
+        )
+    ).save_pretrained(other)
+    for run in (classify, example("tag_words")):
+        with pytest.raises(ValueError, match=r"tells 2 classes apart, \['code', 'prose'\], but the data have 2, \["):
+            run.main(["--data", str(data), *argv, "--model_name_or_path", str(other)])
     with pytest.raises(ValueError, match="no field 'hiden_size'; did you mean 'hidden_size'"):
         classify.main(["--data", str(data), *given, "--config_overrides", "hiden_size=8"])
 
@@ -197,3 +209,15 @@ def test_scores_of_answers_and_texts() -> None:
     assert spans == {"exact_match": pytest.approx(1 / 3), "f1": pytest.approx((1 + 0 + 2 / 6) / 3)}
     texts = compute_metric("text_match", predictions=["go", "kitten", ""], references=["go", "sitting", "be"])
     assert texts == {"exact_match": pytest.approx(1 / 3), "character_error_rate": pytest.approx(5 / 11)}
+
+
+def test_the_page_of_the_table_shows_the_committed_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES.parent / "tests" / "benchmarks"))
+    report, folder = importlib.import_module("tasks_table"), EXAMPLES.parent / "docs" / "benchmarks"
+    results = json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
+    assert report.table(results) in (folder / "tasks.md").read_text(encoding="utf-8")
+    left, right = report.draw(results).axes
+    schemes = {scheme for scheme, _ in report.cells_of(results, "tag_words")}
+    assert {label.get_text() for label in left.get_yticklabels()} == schemes and len(schemes) >= 4
+    assert right.get_legend_handles_labels()[1] == ["scratch", "pretrained", "most frequent tag of each word"]
+    assert report.spread([0.5, 0.7]) == "60.0 ± 14.1"

@@ -9,6 +9,7 @@ from typing import Any
 from datasets import Dataset
 from datasets import DatasetDict
 from transformers import HfArgumentParser
+from transformers import PreTrainedConfig
 from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase
 from transformers import Trainer
@@ -86,14 +87,28 @@ def start_task(
         seed: of what begins at random.
         texts: the training text, from which "bpe" learns.
         labels: the names of the classes of the head, if it has any.
+
+    Raises:
+        ValueError: the folder holds a classifier of other classes.
     """
     config = build_config(task, task.max_length)
     if labels:
+        _refuse_other_classes(config, labels, task.model_name_or_path)
         config.id2label, config.label2id = dict(enumerate(labels)), {name: number for number, name in enumerate(labels)}
     tokenizer = load_tokenizer(task.model_name_or_path or task.tokenizer_name, texts, task.vocab_size)
     tokenizer.model_max_length = task.max_length  # where truncation cuts, also in the saved folder
     set_seed(seed)
     return tokenizer, build_model(task, config, tokenizer, auto)
+
+
+def _refuse_other_classes(config: PreTrainedConfig, labels: Sequence[str], name: str | None) -> None:
+    """Refuse a folder whose head tells other classes apart: of as many, it would be loaded as if they were these."""
+    own = list((config.id2label or {}).values())
+    if own != list(labels) and any(kind.endswith("Classification") for kind in config.architectures or ()):
+        raise ValueError(
+            f"{name} tells {len(own)} classes apart, {own}, but the data have {len(labels)}, {list(labels)}: "
+            "start from the model that it was fine-tuned from"
+        )
 
 
 def train_and_test(trainer: Trainer, rows: Dataset) -> dict[str, float]:

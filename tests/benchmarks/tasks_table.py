@@ -3,9 +3,9 @@
     python tests/benchmarks/tasks_table.py --wordnet FOLDER --treebank FOLDER --verses FOLDER --output_dir runs/tasks
 
 The tasks are examples/classify_glosses.py and examples/tag_words.py, run as they are. Every scheme and seed is pretrained once, by
-train_lm.py, on the training rows of WordNet's glosses, the verses and the treebank: no row for validation or test is in that text.
-Beside them stand baselines without a network. Finished cells are kept in results.json and not run again. `--report FOLDER` only
-writes the table and the plot from the results of that folder.
+train_lm.py, on rows of WordNet's glosses, the verses and the treebank that are neither for validation nor for the test.
+Beside them stand baselines without a network. Finished cells are kept in results.json and not run again, so other settings need another folder.
+`--report FOLDER` only writes the table and the plot from the results of that folder.
 """
 
 import argparse
@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[2]
 SIZES = "hidden_size=64,num_hidden_layers=2,num_attention_heads=4"
 QUIET = ["--report_to", "none", "--disable_tqdm", "true", "--use_cpu", "true", "--per_device_eval_batch_size", "64"]
 PRETRAIN = ["--model_type", "relpos_encoder", "--block_size", "64", "--per_device_train_batch_size", "32", *QUIET]
-PRETRAIN += ["--lr_scheduler_type", "cosine", "--learning_rate", "4e-3", "--muon_learning_rate", "0.02", "--max_steps", "400"]
+PRETRAIN += ["--lr_scheduler_type", "cosine", "--learning_rate", "4e-3", "--muon_learning_rate", "0.02"]
 PRETRAIN += ["--save_strategy", "no", "--eval_strategy", "no", "--max_eval_samples", "200", "--do_train", "--do_eval"]
-TRAIN = ["--per_device_train_batch_size", "32", "--learning_rate", "2e-3", "--max_steps", "150", "--eval_steps", "75", *QUIET]
+TRAIN = ["--per_device_train_batch_size", "32", "--learning_rate", "2e-3", *QUIET]
 ROWS = ["--max_train_samples", "4000", "--max_eval_samples", "1000"]
 VOCABULARY = 1024  # small, because the head of the masked language model is most of its cost
 TASKS = {"classify_glosses": "macro_f1", "tag_words": "accuracy"}
@@ -57,28 +57,23 @@ def write_texts(folder: Path, given: argparse.Namespace) -> None:
     train_bpe_tokenizer(texts, VOCABULARY).save_pretrained(folder / "tokenizer")
 
 
-def pretrain(scheme: str, seed: int, folder: Path) -> dict[str, float]:
+def pretrain(scheme: str, seed: int, folder: Path, steps: int) -> dict[str, float]:
     """Pretrain one model by masked language modelling; return what it reached on text for validation."""
     from hf_relpos.training.run import main
 
     output = folder / f"pretrained-{scheme}-{seed}"
     argv = ["--position_scheme", scheme, "--seed", str(seed), "--config_overrides", SIZES, "--output_dir", str(output)]
     argv += ["--train_file", str(folder / "train.jsonl"), "--validation_file", str(folder / "validation.jsonl")]
-    main([*PRETRAIN, *argv, "--tokenizer_name", str(folder / "tokenizer"), "--overwrite_output_dir", "true"])
+    argv += ["--tokenizer_name", str(folder / "tokenizer"), "--max_steps", str(steps), "--overwrite_output_dir", "true"]
+    main([*PRETRAIN, *argv])
     return json.loads((output / "all_results.json").read_text(encoding="utf-8"))
 
 
 def fine_tune(task: str, scheme: str, seed: int, begin: str, folder: Path, given: argparse.Namespace) -> dict[str, float]:
     """Run the example of a task; return its metrics on the test rows."""
-    argv = [
-        "--data",
-        {"classify_glosses": given.wordnet, "tag_words": given.treebank}[task],
-        "--seed",
-        str(seed),
-        *TRAIN,
-        *ROWS,
-    ]
-    argv += ["--output_dir", str(folder / "run"), "--save_strategy", "best"]
+    data = {"classify_glosses": given.wordnet, "tag_words": given.treebank}[task]
+    argv = ["--data", data, "--seed", str(seed), *TRAIN, *ROWS]
+    argv += ["--output_dir", str(folder / "run"), "--max_steps", str(given.steps), "--eval_steps", str(given.steps // 2)]
     if begin == "pretrained":
         argv += ["--model_name_or_path", str(folder / f"pretrained-{scheme}-{seed}")]
     else:
@@ -152,7 +147,10 @@ def measure(given: argparse.Namespace) -> None:
         cell(name, scores.copy)
     for seed in given.seeds:
         for scheme in given.schemes:
-            cell(f"pretraining, {scheme}, {seed}", lambda scheme=scheme, seed=seed: pretrain(scheme, seed, folder))
+            cell(
+                f"pretraining, {scheme}, {seed}",
+                lambda scheme=scheme, seed=seed: pretrain(scheme, seed, folder, given.pretraining_steps),
+            )
             for task in TASKS:
                 for begin in BEGINNINGS:
                     key = task, scheme, seed, begin
@@ -239,6 +237,8 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/tasks"))
     parser.add_argument("--schemes", nargs="+", default=["sinusoidal", "rope", "t5", "shaw"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--pretraining_steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=150, help="of training on a task; it is evaluated twice")
     parser.add_argument(
         "--report", type=Path, help="write the plot into this folder, which holds tasks.json, and print the table"
     )
