@@ -9,6 +9,7 @@ import transformers.utils.hub as library
 from huggingface_hub import HfApi
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import HTTPError
 from runs import write_config
 from segments import make_table
 from segments import make_trainer
@@ -19,33 +20,36 @@ from transformers import AutoTokenizer
 from hf_relpos import RelPosSeq2SeqConfig
 from hf_relpos import RelPosSeq2SeqForConditionalGeneration
 from hf_relpos.model.hub_card import UNWRITTEN
+from hf_relpos.training import publishing
 from hf_relpos.training.checked_trainer import CheckedTrainer
+from hf_relpos.training.publishing import publish
 from hf_relpos.training.run import prepare
 from hf_relpos.training.run import run
 
 
 class Hub(HfApi):
-    """Keeps what is uploaded as `{name: bytes}`, newest over older."""
+    """Keeps what is uploaded as `{name: bytes}`, newest over older, unless its connection is dead."""
 
     def __init__(self):
         super().__init__()
-        self.files, self.commits = {}, []
+        self.files, self.commits, self.dead = {}, [], False
+
+    def answer(self):
+        if self.dead:
+            raise HTTPError("connection reset")
 
     def create_repo(self, repo_id, **options):
+        self.answer()
         return SimpleNamespace(repo_id=repo_id)
 
     def create_branch(self, *args, **options):
         pass
 
     def create_commit(self, repo_id, operations, commit_message=None, **options):
+        self.answer()
         new = {operation.path_in_repo: Path(operation.path_or_fileobj).read_bytes() for operation in operations}
         self.commits.append((commit_message, sorted(new)))
         self.files |= new
-
-    def upload_folder(self, repo_id, folder_path, allow_patterns=None, commit_message=None, run_as_future=False, **options):
-        paths = [Path(folder_path, name) for name in allow_patterns]
-        self.create_commit(repo_id, [SimpleNamespace(path_in_repo=p.name, path_or_fileobj=p) for p in paths], commit_message)
-        return SimpleNamespace(done=lambda: True) if run_as_future else None
 
 
 @pytest.fixture
@@ -63,6 +67,7 @@ def hub(monkeypatch, tmp_path):
 
     monkeypatch.setattr(ModelCard, "load", load_card)
     monkeypatch.setattr(library, "_hf_api", hub)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_this_test")
     return hub
 
 
@@ -139,3 +144,53 @@ def test_each_save_publishes_no_more(hub, tmp_path):
     make_trainer(tmp_path, text, trainer=CheckedTrainer, **fields).train()
     assert [message for message, _ in hub.commits] == ["Step 2", "Step 4"]
     assert set(MODEL) <= hub.files.keys() and not [name for name in hub.files if name.endswith((".bin", ".pt", ".pth"))]
+
+
+def test_without_a_token_nothing_begins(hub, tmp_path, monkeypatch):
+    """Not even the reading of the text; a token given as an argument does too."""
+    monkeypatch.setattr(publishing, "get_token", lambda: None)
+    asked = [write_config(tmp_path, push_to_hub=True, train_file=str(tmp_path / "absent.txt"))]
+    with pytest.raises(ValueError, match="push_to_hub needs a token .* there is none: run `hf auth login`, set HF_TOKEN"):
+        prepare(asked)
+    with pytest.raises(ValueError, match=r"absent\.txt"):
+        prepare([*asked, "--hub_token", "hf_given"])
+    with pytest.raises(ValueError, match="needs a token"):
+        make_trainer(tmp_path, make_table([[1, 2] * 40]), trainer=CheckedTrainer, push_to_hub=True)
+    assert not hub.commits and not (tmp_path / "out").exists()
+
+
+def test_a_hub_that_does_not_answer_ends_a_run_before_it_trains(hub, tmp_path):
+    hub.dead = True
+    with pytest.raises(ValueError, match="hub_model_id='me/run' be written to: connection reset. Nothing was trained"):
+        make_trainer(tmp_path, make_table([[1, 2] * 40]), trainer=CheckedTrainer, push_to_hub=True, hub_model_id="me/run")
+
+
+def test_a_dead_connection_leaves_all_or_nothing_and_says_so(hub, trained, capsys):
+    """A folder, in one commit; the second push completes it."""
+    hub.dead = True
+    with pytest.raises(
+        OSError, match="ended early: connection reset.*branch later holds what it held.*whole in .*out; push it"
+    ):
+        publish(trained, "me/run", revision="later")
+    assert not hub.files and "published" not in capsys.readouterr().out
+    hub.dead = False
+    publish(trained, "me/run", revision="later")
+    assert len(hub.commits) == 1 and {*MODEL, "README.md", "tokenizer.json", "modeling_relpos.py"} <= hub.files.keys()
+    assert "published as me/run" in capsys.readouterr().out
+
+
+def test_a_dead_connection_of_a_model_is_told_too(hub, trained, monkeypatch):
+    model = AutoModel.from_pretrained(trained)
+    monkeypatch.setattr(hub, "create_repo", lambda repo_id, **options: SimpleNamespace(repo_id=repo_id))
+    hub.dead = True
+    with pytest.raises(OSError, match="the branch main holds what it held before .* Call push_to_hub again"):
+        model.push_to_hub("me/tiny")
+
+
+def test_an_upload_in_the_background_does_not_fail_silently(hub, trained, caplog):
+    hub.dead = True
+    job = publish(trained, "me/run", in_background=True)
+    with pytest.raises(OSError, match="ended early"):
+        job.result()
+    hub.run_as_future(int).result()  # jobs run one after another, so its callback has run by now
+    assert [record.levelname for record in caplog.records if "ended early" in record.message] == ["WARNING"]

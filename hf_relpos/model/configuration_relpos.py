@@ -18,6 +18,7 @@ from .configuration_checks import exact_fields
 from .configuration_checks import refuse_misspelled
 from .package_version import VERSION
 from .package_version import warn_if_newer
+from .parallel_plans import cut_layers
 from .peft_targets import register_peft_targets
 from .scheme_registry import check_schemes
 from .scheme_registry import in_order
@@ -91,6 +92,8 @@ class RelPosConfig(PreTrainedConfig):
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values", "memory"]
     causal: ClassVar[bool] = False
     family_auto_map: ClassVar[dict[str, str]] = {}
+    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {"layers.*": "free_full_weight"}
+    """What FSDP2 gathers on its own; the rest with the root: embeddings, norm and schemes, whose terms are weights themselves."""
 
     vocab_size: int = 4096
     hidden_size: int = 256
@@ -161,6 +164,11 @@ class RelPosConfig(PreTrainedConfig):
     def all_schemes(self) -> list[str]:
         """Return the names of the schemes of all layers."""
         return layer_schemes(self)
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """Return how tensor parallelism cuts the layers; the model adds its other matrices."""
+        return cut_layers(self.gated_mlp)
 
     @property
     def trained_length(self) -> int:

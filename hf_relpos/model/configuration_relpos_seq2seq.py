@@ -46,6 +46,7 @@ class RelPosSeq2SeqConfig(RelPosConfig):
         *RelPosConfig.keys_to_ignore_at_inference,
         "encoder_last_hidden_state",
     ]
+    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {}  # that of each stack says it
     family_auto_map: ClassVar[dict[str, str]] = auto_map(
         "RelPosSeq2Seq", ("ConditionalGeneration", "SequenceClassification"), "_seq2seq"
     )
@@ -115,6 +116,14 @@ class RelPosSeq2SeqConfig(RelPosConfig):
             RelPosEncoderConfig(**{**common, **positions("encoder")}),
             RelPosDecoderConfig(**{**common, **positions("decoder"), **own}),
         )
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """Return how tensor parallelism cuts the layers of both stacks; attention to the source as attention to the own tokens."""
+        own = super().base_model_tp_plan
+        cross = {name.replace("attention", "cross_attention"): style for name, style in own.items() if "attention" in name}
+        stacks = {"encoder": own, "decoder": own | cross}
+        return {f"{stack}.{name}": style for stack, plan in stacks.items() for name, style in plan.items()}
 
     def all_schemes(self) -> list[str]:
         """Return the names of the schemes of all layers of both stacks."""

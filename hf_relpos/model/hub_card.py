@@ -1,11 +1,14 @@
 """Upload more than weights and code to the Hub: the card and the tokenizer of the folder that a model came from."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import ModelCard
 from huggingface_hub import ModelCardData
+from huggingface_hub.errors import HTTPError
 from transformers import AutoTokenizer
 
 CARD, TOKENIZER = "README.md", "tokenizer_config.json"
@@ -23,7 +26,27 @@ class HubCardMixin:
         """Upload a folder as transformers does, once it is complete."""
         complete_folder(self, Path(working_dir), repo_id)
         upload: Any = super()._upload_modified_files  # pyright: ignore[reportAttributeAccessIssue]
-        return upload(working_dir, repo_id, *args, **kwargs)
+        with explain_failed_upload(repo_id, kwargs.get("revision"), "Call push_to_hub again"):
+            return upload(working_dir, repo_id, *args, **kwargs)
+
+
+@contextmanager
+def explain_failed_upload(repo_id: str, revision: str | None, go_on: str) -> Iterator[None]:
+    """Raise an OSError that says what an upload of one commit leaves on the Hub when it fails.
+
+    Args:
+        repo_id: the repository.
+        revision: the branch, None for `main`.
+        go_on: how to complete the upload.
+    """
+    try:
+        yield
+    except (HTTPError, OSError) as error:
+        raise OSError(
+            f"the upload to {repo_id} ended early: {error}. All files go there in one commit, so the branch {revision or 'main'} holds "
+            f"what it held before (nothing, if it is new) or, if only the answer was lost, all of them. {go_on}: what has arrived is "
+            "not sent twice"
+        ) from error
 
 
 def complete_folder(model: Any, folder: Path, repo_id: str) -> None:

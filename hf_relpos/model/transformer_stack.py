@@ -18,6 +18,7 @@ from .forward_keywords import check_keywords
 from .head_losses import check_labels
 from .head_losses import count_targets
 from .hub_card import HubCardMixin
+from .parallel_plans import ParallelPlans
 from .position_builder import build_positions
 from .position_documents import find_document_starts
 from .position_documents import whole_numbers
@@ -39,7 +40,7 @@ from .weight_loading import WeightLoading
 from .weight_loading import rename_numbered
 
 
-class RelPosPreTrainedModel(HubCardMixin, WeightLoading, PreTrainedModel):
+class RelPosPreTrainedModel(HubCardMixin, WeightLoading, ParallelPlans, PreTrainedModel):
     """Weights, backends and conventions that all models share."""
 
     config: RelPosConfig

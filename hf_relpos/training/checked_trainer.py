@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 import torch
+from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import Trainer
@@ -25,6 +26,7 @@ from hf_relpos.training.checkpoints import list_checkpoints
 from hf_relpos.training.checkpoints import require_whole
 from hf_relpos.training.checkpoints import was_completed
 from hf_relpos.training.publishing import publish
+from hf_relpos.training.publishing import require_token
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +136,22 @@ class CheckedTrainer(Trainer):
         except NOT_WRITTEN as error:
             raise OSError(f"the model could not be written to {output_dir or self.args.output_dir}: {error}") from error
 
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Make the repository as the stock Trainer does, before it trains; an error says what to do.
+
+        Raises:
+            ValueError: there is no token, or the Hub does not take it, or does not answer.
+        """
+        require_token(token or self.args.hub_token)
+        try:
+            super().init_hf_repo(token=token, private=private)
+        except (HTTPError, OSError) as error:
+            name = self.args.hub_model_id or Path(str(self.args.output_dir)).name
+            raise ValueError(
+                f"the Hub does not let hub_model_id={name!r} be written to: {error}. Nothing was trained or uploaded. Check the name, the "
+                "connection, and that the token may write there (hf auth whoami), or leave push_to_hub out and publish later"
+            ) from error
+
     def push_to_hub(
         self,
         commit_message: str | None = "End of training",
@@ -153,7 +171,7 @@ class CheckedTrainer(Trainer):
         self._finish_current_push()
         options = {"token": token or self.args.hub_token, "revision": revision or self.args.hub_revision}
         return publish(
-            str(self.args.output_dir), str(self.hub_model_id), commit_message, run_as_future=not blocking, **options
+            str(self.args.output_dir), str(self.hub_model_id), commit_message, in_background=not blocking, **options
         )
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
@@ -161,11 +179,9 @@ class CheckedTrainer(Trainer):
             return super()._push_from_checkpoint(checkpoint_folder)
         if self.is_world_process_zero():
             self._finish_current_push()
-            message, options = (
-                f"Step {self.state.global_step}",
-                {"token": self.args.hub_token, "revision": self.args.hub_revision},
-            )
-            job = publish(checkpoint_folder, str(self.hub_model_id), message, run_as_future=True, **options)
+            options = {"token": self.args.hub_token, "revision": self.args.hub_revision}
+            message = f"Step {self.state.global_step}"
+            job = publish(checkpoint_folder, str(self.hub_model_id), message, in_background=True, **options)
             self.push_in_progress = PushInProgress([job])  # pyright: ignore[reportArgumentType]
 
     def load_weights(self, folder: str) -> None:

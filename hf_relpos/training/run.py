@@ -35,6 +35,7 @@ from hf_relpos.training.model_setup import build_model
 from hf_relpos.training.model_setup import check_block_size
 from hf_relpos.training.model_setup import is_masked
 from hf_relpos.training.optimizer import optimizer_by_kind
+from hf_relpos.training.publishing import require_token
 from hf_relpos.training.run_folder import RECORD
 from hf_relpos.training.run_folder import SAMPLE
 from hf_relpos.training.run_folder import check_output_dir
@@ -127,6 +128,8 @@ def plan_run(argv: list[str], load: Callable[[DataArguments, RunArguments], Docu
     """
     arguments, data, args = parse_arguments(argv)
     refuse_numbers(data, args)
+    if args.push_to_hub:
+        require_token(args.hub_token)
     config = build_config(arguments, data.block_size)
     data.block_size = check_block_size(config, data.block_size)
     refuse_unknown_metric(args, is_masked(config))
