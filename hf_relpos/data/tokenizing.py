@@ -28,6 +28,8 @@ from hf_relpos.data.tokenizers import start_token_id
 
 # Texts whose tokens tell whether a tokenizer treats the beginning of a text differently from what follows a line break.
 PROBES = (("a b\n", "c d"), ("The end.\n", "12 3"), ("x\n", "-- y"))
+# Characters of texts that are tokenized at a time: each token takes about a hundred bytes until its number is taken.
+ENCODED = 1 << 17
 # Parts that wait for each process, so that it is never idle.
 AHEAD = 2
 # A forked process need not import anything anew, nor the caller's script guard its main part.
@@ -109,7 +111,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[in
     backend: Any = tokenizer.backend_tokenizer
     if backend.encode_batch_fast([probe], add_special_tokens=False)[0].ids != called:
         return [_ids(tokenizer, text) for text in texts]
-    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+    groups = (group.texts for group in batch_rows(({"text": text} for text in texts), ENCODED))
+    return [encoding.ids for group in groups for encoding in backend.encode_batch_fast(group, add_special_tokens=False)]
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -128,14 +131,14 @@ def join_rows(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {"text": "".join(texts)}
 
 
-def batch_rows(rows: Iterable[dict[str, Any]]) -> Iterator[Rows]:
-    """Gather rows until they hold about `PIECE` characters."""
+def batch_rows(rows: Iterable[dict[str, Any]], characters: int = PIECE) -> Iterator[Rows]:
+    """Gather rows until they hold about so many characters."""
     batch, size = Rows([], []), 0
     for row in rows:
         batch.texts.append(row["text"])
         batch.continues.append(bool(row.get("continues")))
         size += len(row["text"])
-        if size >= PIECE:
+        if size >= characters:
             yield batch
             batch, size = Rows([], []), 0
     if batch.texts:

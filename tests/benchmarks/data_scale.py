@@ -1,13 +1,17 @@
 """How much memory and time it takes to prepare a text, and to begin to train on it.
 
     python tests/benchmarks/data_scale.py                    # 10 and 100 MB
-    python tests/benchmarks/data_scale.py --sizes 1000 --tokenizers byte --kinds ours
+    python tests/benchmarks/data_scale.py --sizes 1000 --tokenizers byte --processes 2 --kinds ours
+    python tests/benchmarks/data_scale.py --rows rows.jsonl  # goes on where it was stopped, cell by cell
 
 The text is the standard library's sources again and again, each document with a running number, so that no two are the same: JSON
 lines, or one long document (`--shape txt`). Every measurement is a process of its own with an empty cache. It prepares the text
 (reads, splits, describes, tokenizes and cuts it), takes three steps with a tiny model that has segment memory, and prepares the text
-a second time. Beside it stands run_clm's way of grouping texts. Memory is the largest resident set of the process (`VmHWM`); it
-counts mapped files, and torch and transformers alone take about 500 MiB.
+a second time. Beside it stands run_clm's way of grouping texts.
+
+Two kinds of memory are told apart. Anonymous memory (`RssAnon`, looked at every 10 ms) belongs to the process, and only it can run
+out. The largest resident set (`VmHWM`) also counts mapped files, whose pages the system drops when it needs room. torch and
+transformers alone take about 370 MiB of the one and 520 MiB of the other.
 """
 
 import argparse
@@ -17,7 +21,9 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +32,8 @@ TINY = ["--config_overrides", "hidden_size=16,num_hidden_layers=1,num_attention_
 TINY += ["--max_steps", "3", "--per_device_train_batch_size", "4", "--report_to", "none", "--disable_tqdm", "true"]
 TINY += ["--save_strategy", "no", "--eval_strategy", "no", "--sample_tokens", "0", "--use_cpu", "true", "--mem_len", "64"]
 LIMIT = 1536  # MiB, at every size
-HEAD = "| text, MB | way | tokenizer | processes | MB/s | preparation, MiB | largest worker, MiB | first steps, MiB | second start, s |"
+COLUMNS = ("text, MB", "way", "tokenizer", "processes", "MB/s", "MB per CPU second", "preparation: anonymous", "resident")
+COLUMNS += ("largest worker", "first steps: anonymous", "resident", "second start, s")
 
 
 def write_text(path: Path, megabytes: int) -> None:
@@ -43,11 +50,32 @@ def write_text(path: Path, megabytes: int) -> None:
             number += 1
 
 
-def peak() -> float:
-    """Return the largest resident set of this process since the last call, in MiB."""
-    status = Path("/proc/self/status").read_text().split("VmHWM:")[1]
-    Path("/proc/self/clear_refs").write_text("5")
-    return int(status.split()[0]) / 1024
+class Memory:
+    """Watches the memory of this process from a thread, in MiB."""
+
+    def __init__(self) -> None:
+        self._anonymous = 0.0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            self._anonymous = max(self._anonymous, self._read("RssAnon"))
+            time.sleep(0.01)
+
+    def _read(self, name: str) -> float:
+        return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0]) / 1024
+
+    def peak(self, stage: str) -> dict[str, float]:
+        """Return the most that this process had since the last call, under names that begin with the stage."""
+        found = {f"{stage}_anonymous": self._anonymous, f"{stage}_resident": self._read("VmHWM")}
+        Path("/proc/self/clear_refs").write_text("5")
+        self._anonymous = self._read("RssAnon")
+        return found
+
+
+def times(start: float) -> dict[str, float]:
+    """Return the seconds since the start, and those that processors computed for this process and those it has started."""
+    return {"seconds": time.perf_counter() - start, "cpu": sum(os.times()[:4])}
 
 
 def ours(path: Path, tokenizer: str, processes: int, folder: Path) -> dict[str, float]:
@@ -56,11 +84,12 @@ def ours(path: Path, tokenizer: str, processes: int, folder: Path) -> dict[str, 
 
     argv = ["--train_file", str(path), "--tokenizer_name", tokenizer, "--preprocessing_num_workers", str(processes), *TINY]
     argv += ["--do_train", "--do_eval", "--output_dir", str(folder / "run")]
-    start = time.perf_counter()
+    memory, start, cpu = Memory(), time.perf_counter(), times(0)["cpu"]
     job = prepare(argv)
-    found = {"seconds": time.perf_counter() - start, "preparation": peak()}
+    found = times(start) | memory.peak("preparation")
+    found["cpu"] -= cpu
     job.trainer.train()
-    found["steps"] = peak()
+    found |= memory.peak("steps")
     start = time.perf_counter()
     prepare(argv)
     return found | {"again": time.perf_counter() - start}
@@ -72,7 +101,7 @@ def run_clm(path: Path, tokenizer: str, processes: int, folder: Path) -> dict[st
 
     from hf_relpos.data.tokenizers import load_tokenizer
 
-    start = time.perf_counter()
+    memory, start, cpu = Memory(), time.perf_counter(), times(0)["cpu"]
     table: Any = load_dataset("json" if path.suffix == ".jsonl" else "text", data_files=str(path), split="train")
     one = load_tokenizer(tokenizer, (row["text"] for row in table), 4096)
     options = {"batched": True, "num_proc": processes if processes > 1 else None}
@@ -86,12 +115,13 @@ def run_clm(path: Path, tokenizer: str, processes: int, folder: Path) -> dict[st
     tokens = table.map(lambda rows: one(rows["text"]), remove_columns=table.column_names, **options)
     blocks = tokens.map(group, **options)
     blocks.with_format("torch")[:8]
-    return {"seconds": time.perf_counter() - start, "preparation": peak()}
+    found = times(start) | memory.peak("preparation")
+    return found | {"cpu": found["cpu"] - cpu}
 
 
 def measure(kind: str, path: Path, tokenizer: str, processes: int) -> dict[str, float]:
     """Run one measurement in a process with an empty cache; a row of numbers, none if it failed."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         environment = os.environ | {"HF_HOME": folder, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TMPDIR": folder}
         argv = [sys.executable, __file__, "--one", kind, str(path), tokenizer, str(processes), folder]
         done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -101,45 +131,56 @@ def measure(kind: str, path: Path, tokenizer: str, processes: int) -> dict[str, 
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def format_row(size: int, kind: str, tokenizer: str, processes: int, row: dict[str, float]) -> str:
+    """Return a row of the table."""
+    cells = [f"{size / row[name]:.2f}" if row else "failed" for name in ("seconds", "cpu")]
+    names = ("preparation_anonymous", "preparation_resident", "workers", "steps_anonymous", "steps_resident")
+    cells += [f"{row[name]:,.0f}" if row.get(name) else "" for name in names]
+    cells.append(f"{row['again']:.1f}" if "again" in row else "")
+    return " | ".join([f"| {size:,} | {kind} | {tokenizer} | {processes}", *cells]) + " |"
+
+
 def main() -> None:
     """Measure every size, tokenizer and number of processes, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100], help="megabytes (default: 10 100)")
     parser.add_argument("--shape", choices=["jsonl", "txt"], default="jsonl")
     parser.add_argument("--tokenizers", nargs="+", default=["byte", "bpe"])
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--kinds", nargs="+", default=["ours", "run_clm"])
+    parser.add_argument("--folder", help="where texts and caches are written (default: the system's for temporary files)")
+    parser.add_argument("--rows", type=Path, help="JSON lines of finished measurements, which are not measured again")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         kind, path, tokenizer, processes, folder = given.one
         found = {"ours": ours, "run_clm": run_clm}[kind](Path(path), tokenizer, int(processes), Path(folder))
-        found["workers"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        if int(processes) > 1:
+            found["workers"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
         print(json.dumps(found))
         return
-    print(HEAD, "|" + "---|" * HEAD[1:].count("|"), sep="\n")
-    exceeded = False
-    for size in given.sizes:
-        with tempfile.TemporaryDirectory() as folder:
+    print(f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", sep="\n")
+    cells = list(product(given.sizes, given.kinds, given.tokenizers, given.processes))
+    if not all([measure_cell(given, *cell) for cell in cells]):
+        sys.exit(f"a measurement failed, or its peak is not below {LIMIT} MiB")
+
+
+def measure_cell(given: argparse.Namespace, size: int, kind: str, tokenizer: str, processes: int) -> bool:
+    """Measure one cell, unless it was before, and print it; return whether its peaks are below the limit."""
+    cell = [given.shape, size, kind, tokenizer, processes]
+    known = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows and given.rows.exists() else []
+    row = next((row for before, row in known if before == cell), None)
+    if row is None:
+        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
             path = Path(folder, f"text.{given.shape}")
             write_text(path, size)
-            runs = [
-                (kind, tokenizer, number)
-                for kind in given.kinds
-                for tokenizer in given.tokenizers
-                for number in given.processes
-            ]
-            for kind, tokenizer, processes in runs:
-                row = measure(kind, path, tokenizer, processes)
-                peaks = [row.get(name, 0.0) for name in ("preparation", "workers", "steps")]
-                exceeded |= kind == "ours" and not (row and max(peaks) < LIMIT)
-                cells = [
-                    f"{size / row['seconds']:.2f}" if row else "failed",
-                    *(f"{value:,.0f}" if value else "" for value in peaks),
-                ]
-                cells.append(f"{row['again']:.1f}" if "again" in row else "")
-                print(f"| {size} | {kind} | {tokenizer} | {processes} |", " | ".join(cells), "|", flush=True)
-    sys.exit(f"a peak is not below {LIMIT} MiB" if exceeded else 0)
+            row = measure(kind, path, tokenizer, processes)
+        if given.rows and row:
+            with given.rows.open("a") as file:
+                file.write(json.dumps([cell, row]) + "\n")
+    print(format_row(size, kind, tokenizer, processes, row), flush=True)
+    peaks = [value for name, value in row.items() if name.endswith(("resident", "workers"))]
+    return kind != "ours" or (bool(row) and max(peaks) < LIMIT)
 
 
 if __name__ == "__main__":
