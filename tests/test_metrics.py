@@ -11,6 +11,7 @@ from transformers import EvalPrediction
 
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos.data.tokenizers import build_byte_tokenizer
+from hf_relpos.evaluation.language_model import RunningMetrics
 from hf_relpos.evaluation.language_model import language_model_metrics
 from hf_relpos.evaluation.language_model import perplexity
 from hf_relpos.evaluation.language_model import position_bound
@@ -60,6 +61,10 @@ def test_rows_of_any_batches_give_the_metrics_of_all_tokens():
         parts = zip(logits.split(cuts), targets.split(cuts), strict=True)
         rows = np.concatenate([score_rows((part, None), labels) for part, labels in parts])
         found = language_model_metrics(EvalPrediction(rows, None), byte_count=50)
+        running = RunningMetrics(byte_count=50)
+        for _ in range(2):
+            assert running(EvalPrediction(torch.tensor(rows[:1]), ()), compute_result=False) == {}
+            assert running(EvalPrediction(rows[1:], ()), compute_result=True) == pytest.approx(found)
         assert found["loss"] == pytest.approx(nll / 24, rel=1e-6)
         assert found["perplexity"] == pytest.approx(math.exp(nll / 24), rel=1e-5)
         assert found["bits_per_byte"] == pytest.approx(nll / math.log(2) / 50, rel=1e-6)

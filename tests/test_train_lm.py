@@ -19,6 +19,7 @@ from runs import write_config
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers import AutoTokenizer
+from transformers import trainer_pt_utils
 
 from hf_relpos import SCHEMES
 from hf_relpos.__main__ import main as command
@@ -204,6 +205,17 @@ def test_evaluation_is_exact_and_independent_of_the_batches(config, tmp_path):
         assert metrics["eval_loss"] == pytest.approx(nll / count, rel=1e-6)
         assert metrics["eval_bits_per_byte"] == pytest.approx(nll / math.log(2) / byte_count, rel=1e-6)
         assert metrics["eval_accuracy"] == pytest.approx(hits / count)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mem_len": 8}, {"model_type": "relpos_encoder", "position_scheme": "t5"}])
+def test_evaluation_keeps_nothing_of_its_text(config, settings, monkeypatch):
+    kept = []
+    monkeypatch.setattr(trainer_pt_utils.EvalLoopContainer, "add", lambda self, tensors: kept.append(tensors.shape[1:]))
+    job = prepare([config(validation_split_percentage=40, **settings)])
+    evaluation = job.trainer.evaluate()
+    assert set(kept) == {()}  # the losses of batches; neither labels nor logits
+    assert evaluation["eval_tokens"] > 100
+    assert job.trainer.evaluate()["eval_loss"] == evaluation["eval_loss"]  # the sums begin anew
 
 
 def test_masked_language_model(config, tmp_path):

@@ -23,8 +23,9 @@ from filelock import FileLock
 
 # Part of every key: a table that another version of this code wrote is not taken for one of this version.
 VERSION = 1
-# Rows that are read at a time, and bytes after which mapped pages are given back.
-READ, RELEASED = 64, 64 << 20
+# Rows that are read at a time, and bytes after which mapped pages are given back. Rows of a shuffled table map their neighbours'
+# pages, too: several times as much as is read.
+READ, RELEASED = 64, 8 << 20
 _temporary: list[TemporaryDirectory[str]] = []
 
 

@@ -59,6 +59,28 @@ def language_model_metrics(prediction: EvalPrediction, byte_count: int | None = 
     return metrics
 
 
+class RunningMetrics:
+    """Compute `language_model_metrics` of an evaluation that Trainer hands over batch by batch (`batch_eval_metrics`).
+
+    Only three sums are kept, so that memory does not grow with the text. A whole evaluation, handed over at once, works too.
+
+    Args:
+        byte_count: as for `language_model_metrics`.
+    """
+
+    def __init__(self, byte_count: int | None = None) -> None:
+        self.byte_count = byte_count
+        self._sums = torch.zeros(3, dtype=torch.float64)
+
+    def __call__(self, prediction: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
+        """Add the rows of a batch; return the metrics after the last one (`compute_result`), and begin anew."""
+        self._sums = self._sums + torch.as_tensor(prediction.predictions).cpu().double().sum(0)
+        if not compute_result:
+            return {}
+        sums, self._sums = self._sums[None].numpy(), torch.zeros_like(self._sums)
+        return language_model_metrics(EvalPrediction(sums, None), self.byte_count)  # pyright: ignore[reportArgumentType]
+
+
 def position_bound(config: PreTrainedConfig) -> int | None:
     """Return the longest sequence that a model takes; None for a scheme that goes on for ever."""
     return getattr(config, "max_position_embeddings", None)

@@ -19,7 +19,7 @@ from transformers import set_seed
 from hf_relpos.data.sources import Documents
 from hf_relpos.data.sources import describe_source
 from hf_relpos.data.sources import describe_text
-from hf_relpos.evaluation.language_model import language_model_metrics
+from hf_relpos.evaluation.language_model import RunningMetrics
 from hf_relpos.evaluation.language_model import score_rows
 from hf_relpos.training.argument_checks import refuse_numbers
 from hf_relpos.training.arguments import DataArguments
@@ -175,6 +175,7 @@ def build_trainer(
     """Build the Trainer of a language model, causal or masked by the family of its configuration."""
     masked = is_masked(model.config)
     args.label_names = ["labels"] if masked else ["shift_labels"]
+    args.batch_eval_metrics = True  # else Trainer keeps the labels of the whole text for validation
     blocks: Any = validation and validation.blocks
     lanes: dict[str, Any] = {"lane_groups": args.lane_groups, "block_size": data.block_size}
     kind = partial(SegmentTrainer, **lanes) if carries_memory(model.config) else CheckedTrainer
@@ -185,7 +186,7 @@ def build_trainer(
         train_dataset=train,
         eval_dataset=blocks,
         processing_class=tokenizer,
-        compute_metrics=partial(language_model_metrics, byte_count=validation and validation.byte_count),
+        compute_metrics=RunningMetrics(validation and validation.byte_count),
         preprocess_logits_for_metrics=score_rows,
         optimizer_cls_and_kwargs=optimizer_by_kind(args),
     )
@@ -255,7 +256,7 @@ def evaluate(trainer: CheckedTrainer, texts: dict[str, EvaluationText]) -> dict[
     metrics = {}
     for prefix, text in texts.items():
         blocks: Any = text.blocks
-        trainer.compute_metrics = partial(language_model_metrics, byte_count=text.byte_count)
+        trainer.compute_metrics = RunningMetrics(text.byte_count)
         metrics |= trainer.evaluate(blocks, metric_key_prefix=prefix)
         if not math.isfinite(metrics[f"{prefix}_loss"]):
             raise ValueError(f"{prefix}_loss is {metrics[f'{prefix}_loss']}: the model gives numbers that are not finite")
