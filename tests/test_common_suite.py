@@ -13,6 +13,7 @@ sys.path.append(str(COMMON))
 from build_suite import NoSourceDistribution  # noqa: E402
 from build_suite import suite_folder  # noqa: E402
 from run_suite import run_rows  # noqa: E402
+from skip_gates import ALLOWED  # noqa: E402
 from skip_gates import allowed  # noqa: E402
 
 
@@ -65,3 +66,8 @@ def test_a_skip_without_a_reason_fails_the_run(tmp_path: pathlib.Path) -> None:
 )
 def test_a_closed_gate_is_no_allowed_skip(name: str, reason: str) -> None:
     assert not allowed(name, reason)
+
+
+def test_the_page_names_the_reason_of_every_allowed_skip() -> None:
+    page = (pathlib.Path(__file__).parents[1] / "docs/reference/common-suite.md").read_text()
+    assert [skip.why for skip in ALLOWED if f"| {skip.why} |" not in page] == []
