@@ -4,10 +4,12 @@ import copy
 import pathlib
 import pickle
 import warnings
+from dataclasses import is_dataclass
 from typing import Any
+from typing import get_args
+from typing import get_type_hints
 
 import pytest
-import torch
 from matrix import SIZES
 from matrix import Case
 from matrix import ids_of
@@ -15,7 +17,6 @@ from transformers import AutoConfig
 from transformers.generation.stopping_criteria import logger as length_logger
 
 import hf_relpos
-from hf_relpos.data.tokenizers import build_byte_tokenizer
 from hf_relpos.evaluation.language_model import position_bound
 
 BOUND = 16
@@ -77,24 +78,11 @@ def test_generation_beyond_the_trained_length_does_not_warn(scheme: str, caplog:
         assert bounded.generate(ids_of(), do_sample=False).shape[1] == BOUND
 
 
-@pytest.mark.parametrize("scheme, cut", [("alibi", None), ("learned_absolute", BOUND)])
-def test_cut_of_sentence_transformers(scheme: str, cut: int | None, tmp_path: pathlib.Path) -> None:
-    """A long text is embedded whole, unless the scheme has a bound."""
-    pytest.importorskip("sentence_transformers")
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Pooling
-    from sentence_transformers.models import Transformer
-
-    tokenizer = build_byte_tokenizer()
-    fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": BOUND}
-    model = Case("encoder", scheme, {}).model(dtype=torch.float32, **fields)
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    transformer = Transformer(
-        str(tmp_path), model_kwargs={"trust_remote_code": True}, config_kwargs={"trust_remote_code": True}
-    )
-    client = SentenceTransformer(modules=[transformer, Pooling(SIZES["hidden_size"], "mean")], device="cpu")
-    assert client.max_seq_length == (cut or tokenizer.model_max_length)
-    text = "a text that is longer than the length of training"
-    length = client.tokenize([text])["input_ids"].shape[1]
-    assert length == (cut or len(tokenizer(text).input_ids)) and torch.tensor(client.encode(text)).isfinite().all()
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_forward_says_what_it_returns(family: str) -> None:
+    """By outputs with fields, which sentence-transformers looks through for those that it needs."""
+    names = {entry.rpartition(".")[2] for entry in CONFIGS[family].family_auto_map.values()}
+    for name in sorted(names - {CONFIGS[family].__name__}):
+        kinds = get_type_hints(getattr(hf_relpos, name).forward)["return"]
+        for kind in get_args(kinds) or [kinds]:
+            assert is_dataclass(kind), f"{name}.forward returns {kind}"

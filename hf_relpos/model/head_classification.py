@@ -9,7 +9,6 @@ from transformers.modeling_outputs import MultipleChoiceModelOutput
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.modeling_outputs import TokenClassifierOutput
-from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from .head_losses import answer_loss
@@ -20,12 +19,15 @@ from .segment_memory import SegmentMemory
 from .transformer_stack import RelPosPreTrainedModel
 from .weight_loading import rename_answers
 
+HeadOutput = SequenceClassifierOutput | TokenClassifierOutput | MultipleChoiceModelOutput | QuestionAnsweringModelOutput
+"""What a head returns. sentence-transformers reads the fields of an output from the annotation of `forward`."""
+
 
 class ClassifierHead(RelPosPreTrainedModel):
     """The base of all classification heads. A subclass says its base model, its loss, its output, and what it reads."""
 
     model_class: ClassVar[type[RelPosPreTrainedModel]]
-    output_class: ClassVar[type[ModelOutput]]
+    output_class: ClassVar[Any]
     outputs_per_token: ClassVar[int | None] = None
     """Width of the linear layer; None for `num_labels`."""
     linear_name: ClassVar[str] = "classifier"
@@ -64,7 +66,7 @@ class ClassifierHead(RelPosPreTrainedModel):
         perm_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
-    ) -> ModelOutput:
+    ) -> HeadOutput:
         """Classify; the arguments of the base model and two more.
 
         Args:
