@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help train test suite lint docs gpu speed-check properties
+.PHONY: help train test suite lint docs gpu speed-check properties hub versions
 
 help:
 	@echo "make train   set up .venv and train the default decoder (ARGS='--max_steps 100' adds arguments)"
@@ -14,6 +14,8 @@ help:
 	@echo "make properties  try 10,000 random configurations (ARGS='--examples 500 --seed 1')"
 	@echo "make lint    set up .venv and run ruff and pyright"
 	@echo "make docs    set up .venv and build the documentation into site/; 'make docs ARGS=serve' shows it while you write"
+	@echo "make hub     push to a Hub on this machine, delete the environment, pull in another (HUB=script that plays the Hub)"
+	@echo "make versions  test the oldest, the tested and the newest versions, which exchange folders (ARGS='-s \"versions(oldest)\"')"
 
 # torch comes first and alone: pip then takes the build that this machine is set up for.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -55,3 +57,11 @@ lint: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs $(or $(ARGS),build --strict)
+
+HUB ?= ../shared/tools/hub_server.py
+hub: $(INSTALLED)
+	$(BIN)/python tests/hub_round_trip.py $(HUB)
+
+versions: $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/nox $(ARGS)

@@ -64,3 +64,11 @@ def test_push_and_pull(tmp_path: pathlib.Path) -> None:
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     again = type(model).from_pretrained(tmp_path / "pulled").eval()
     torch.testing.assert_close(run(again, ids), run(model, ids), rtol=0, atol=1e-6)
+
+
+def test_a_user_elsewhere_pulls_what_a_deleted_environment_pushed() -> None:
+    """Private, with card and tokenizer, over a dead connection, by branch, tag and code revision (`make hub`)."""
+    script = pathlib.Path(__file__).with_name("hub_round_trip.py")
+    done = subprocess.run([sys.executable, str(script), str(SERVER)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert "lost: the upload to me/tiny ended early" in done.stdout and "generated: b'def main" in done.stdout

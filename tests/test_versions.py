@@ -1,11 +1,14 @@
 """Which version saved a folder, and which versions of transformers and Python the code runs on: one place says each."""
 
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elsewhere import environment
 from transformers import AutoConfig
 
 import hf_relpos
@@ -67,3 +70,14 @@ def test_the_project_says_the_same() -> None:
     python = PROJECT["project"]["requires-python"].removeprefix(">=")
     assert PROJECT["tool"]["pyright"]["pythonVersion"] == python
     assert PROJECT["tool"]["ruff"]["target-version"] == f"py{python.replace('.', '')}"
+
+
+@pytest.mark.slow
+def test_a_folder_of_each_family_is_read_by_its_own_code(tmp_path: Path) -> None:
+    """What `nox` lets each environment do with the folders of all others."""
+    script, home = str(Path(__file__).with_name("across_versions.py")), {"HF_HOME": str(tmp_path / "home")}
+    for job in ("save", "load"):
+        command = [sys.executable, script, job, str(tmp_path / "saved")]
+        done = subprocess.run(command, env=environment() | home, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-4000:]
+    assert "saved: decoder, memory, encoder, seq2seq" in done.stdout
