@@ -16,10 +16,10 @@ from transformers.pipelines import SUPPORTED_TASKS
 
 from hf_relpos.data.tokenizers import build_byte_tokenizer
 
-TOKENIZER = build_byte_tokenizer()
+TOKENIZER: Any = build_byte_tokenizer()
 TEXTS = ["one text", "another one, which is longer", "a third"]
 LABELS = {0: "contradiction", 1: "neutral", 2: "entailment"}
-FIELDS = {
+FIELDS: dict[str, Any] = {
     "vocab_size": len(TOKENIZER),
     "pad_token_id": TOKENIZER.pad_token_id,
     "bos_token_id": TOKENIZER.bos_token_id,

@@ -1,0 +1,96 @@
+"""ONNX in onnxruntime: programs with free sizes of every family and kind of scheme answer as the models, padding included."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from client_models import BERT
+from client_models import DECODERS
+from client_models import ENCODERS
+from client_models import LLAMA
+from client_models import SEQ2SEQS
+from client_models import T5
+from client_models import Kind
+from client_models import params
+from matrix import CONFIGS
+from matrix import DIRECTION
+from matrix import MATRIX
+from matrix import ids_of
+
+from hf_relpos.model.scheme_registry import scheme_class
+
+ALL = params(*DECODERS.values(), LLAMA, *ENCODERS.values(), BERT, *SEQ2SEQS.values(), T5)
+SCHEMES = [
+    (family, row.scheme, row.variants[0])
+    for row in MATRIX
+    for family in CONFIGS
+    if DIRECTION[family] not in scheme_class(row.scheme).refuses
+]
+
+
+class Program(torch.nn.Module):
+    """A model as a function of ids and mask, and of the target's ids in an encoder-decoder."""
+
+    def __init__(self, model: Any, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self.options = model, options
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: Any = None) -> torch.Tensor:
+        target = {} if decoder_input_ids is None else {"decoder_input_ids": decoder_input_ids}
+        return self.model(input_ids=input_ids, attention_mask=attention_mask, **target, **self.options).logits
+
+
+def inputs(batch: int, length: int, target: int | None) -> list[torch.Tensor]:
+    """Return ids, a mask with padding on the left of the first row, and the target's ids if there are any."""
+    mask = torch.ones(batch, length, dtype=torch.long)
+    mask[0, :2] = 0
+    found = [ids_of(batch, length) * mask, mask]
+    return found if target is None else [*found, ids_of(batch, target, seed=1)]
+
+
+@torch.no_grad()
+def compare(model: Any, options: dict[str, Any], with_target: bool = False) -> None:
+    """Export with free sizes, run in onnxruntime at other sizes, and compare the logits of tokens."""
+    import onnxruntime
+
+    program = Program(model, options)
+    batch, length, target = (torch.export.Dim(name, min=2, max=64) for name in ("batch", "length", "target"))
+    shapes = [{0: batch, 1: length}] * 2 + [{0: batch, 1: target}] * with_target
+    given = inputs(2, 9, 5 if with_target else None)
+    exported: Any = torch.onnx.export(program, tuple(given), dynamo=True, dynamic_shapes=tuple(shapes), verbose=False)
+    file = io.BytesIO()
+    exported.save(file)
+    session = onnxruntime.InferenceSession(file.getvalue())
+    for sizes in ((3, 14, 7), (2, 5, 11)):
+        given = inputs(*sizes[:2], sizes[2] if with_target else None)
+        names = [one.name for one in session.get_inputs()]
+        found = session.run(None, {name: value.numpy() for name, value in zip(names, given, strict=True)})[0]
+        wanted = program(*given).numpy()
+        real = np.ones(wanted.shape[:2], bool) if with_target else given[1].bool().numpy()
+        np.testing.assert_allclose(found[real], wanted[real], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.clients
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.row("onnxruntime", "torch.onnx.export with free batch and length, padded")
+@pytest.mark.parametrize("kind", ALL)
+def test_kinds_in_onnxruntime(kind: Kind) -> None:
+    pytest.importorskip("onnxscript")
+    seq2seq = kind in [*SEQ2SEQS.values(), T5]
+    encoder = kind in [*ENCODERS.values(), BERT]
+    auto = "AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForMaskedLM" if encoder else "AutoModelForCausalLM"
+    compare(kind.model(auto, torch.float32), {} if encoder else {"use_cache": False}, seq2seq)
+
+
+@pytest.mark.clients
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.row("onnxruntime", "every scheme, decoder and encoder", kind="all schemes")
+@pytest.mark.parametrize("family, scheme, parameters", SCHEMES, ids=[f"{family}-{scheme}" for family, scheme, _ in SCHEMES])
+def test_every_scheme_in_onnxruntime(family: str, scheme: str, parameters: dict[str, Any]) -> None:
+    pytest.importorskip("onnxscript")
+    fields = {"position_scheme": scheme, "position_parameters": parameters}
+    kind = Kind(f"{family} {scheme}", CONFIGS[family], fields)
+    auto = {"decoder": "AutoModelForCausalLM", "encoder": "AutoModelForMaskedLM"}[family]
+    compare(kind.model(auto, torch.float32), {"use_cache": False} if family == "decoder" else {})
