@@ -60,6 +60,7 @@ def test_a_skip_without_a_reason_fails_the_run(tmp_path: pathlib.Path) -> None:
         ("Decoder_rope::test_bc_cache_name_forward [RelPosDecoderForCausalLM]", "Do not take a cache as input to forward"),
         ("Decoder_rope::test_causal_lm_loss_honors_shift_labels", "No decoder-only language modeling head to check"),
         ("Seq2Seq_t5::test_encoder_decoder_loss_no_double_shift", "No sequence-to-sequence language modeling head to check"),
+        ("Decoder_rope::test_tp_plan_matches_params", "Model does not have a TP plan."),
         ("Decoder_rope::test_can_init_all_missing_weights", "Not a prioritized model for now."),
         ("Decoder_rope::test_torch_compile_for_training", "TestX doesn't have the attribute `_torch_compile_train_cls`."),
     ],

@@ -70,7 +70,6 @@ ALLOWED = [
         "sliding window mask",
         "there is no `use_sliding_window`: `sliding_window=None` turns it off; tests/test_backends.py tests windows",
     ),
-    Allowed("test_tp_plan_matches_params", "does not have a TP plan", "the configuration has none"),
     Allowed(
         r"^Seq2Seq.*specific_layers_hidden_states \[",
         "uses another name",
