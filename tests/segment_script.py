@@ -1,6 +1,7 @@
 """Runs of SegmentTrainer in processes of their own, which tests start with torchrun, or kill.
 
-`python segment_script.py RUNS.json`: a list of runs, each `{"folder", "fields", "resume", "kill"}`. A run leaves
+`python segment_script.py RUNS.json`: a list of runs, each `{"folder", "fields", "resume", "kill"}`. Among the fields, `shards` asks
+for a stream of so many shards instead of a table. A run leaves
 `rank_R.json` with what its process read and what it cost. `kill` ends the process like a power cut, at
 `["training_step", n]` in the nth batch or at `["_save_scaler" or "_save_rng_state", n]` in the nth checkpoint.
 """
@@ -24,9 +25,12 @@ EVALUATION = make_documents(50, 3, 17, 40, 9, 1, 30)
 
 def run(folder, fields, resume=None, kill=None):
     fields = dict(fields)
+    text = make_table(TRAINING)
+    if shards := fields.pop("shards", 0):
+        text = text.to_iterable_dataset(num_shards=shards)
     trainer = make_trainer(
         folder,
-        make_table(TRAINING),
+        text,
         make_table(EVALUATION, padding=0),
         make_model(hidden_dropout=0.1 if fields.pop("dropout", False) else 0.0),
         trainer=Doomed if kill else WatchedTrainer,

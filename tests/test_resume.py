@@ -1,5 +1,6 @@
 """Segment memory in checkpoints: a run that was stopped at any moment goes on as if it had not been."""
 
+import random
 import signal
 
 import pytest
@@ -78,11 +79,18 @@ def test_without_the_memory_the_losses_differ(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kill", [["training_step", 11], ["_save_scaler", 7], ["_save_rng_state", 10]], ids=lambda kill: kill[0]
+    ("kill", "text"),
+    [
+        (["training_step", 11], {}),
+        (["_save_scaler", 7], {}),
+        (["_save_rng_state", 10], {}),
+        (["training_step", 11], {"shards": 8}),
+    ],
+    ids=lambda given: given[0] if isinstance(given, list) else "stream" if given else "table",
 )
-def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, kill):
+def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, kill, text):
     """SIGKILL within an accumulation window; in a checkpoint before and after the memory is written."""
-    fields = FIELDS | SAVES | {"dropout": True}
+    fields = FIELDS | SAVES | {"dropout": True} | text
     folder = tmp_path / "killed"
     killed = start(tmp_path, [{"folder": str(folder), "fields": fields, "kill": kill}])
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
@@ -94,6 +102,25 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, kill):
     before = (folder / "costs.txt").read_text().split()
     assert before == whole.costs[: len(before)] and len(before) >= 2 * last
     assert resumed.costs == whole.costs[2 * last :]
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_stream_that_is_killed_again_and_again_computes_the_same_bits(tmp_path, seed):
+    """SIGKILL at places drawn at random, four times, each time in another process."""
+    draw, folder, last = random.Random(seed), tmp_path / "killed", None
+    fields = FIELDS | SAVES | {"dropout": True, "shards": 8, "max_steps": 40}
+    for _ in range(4):
+        kill = [draw.choice(["training_step", "_save_scaler", "_save_rng_state"]), draw.randint(3, 9)]
+        killed = start(tmp_path, [{"folder": str(folder), "fields": fields, "resume": last, "kill": kill}])
+        assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+        last = find_checkpoint(RunArguments(output_dir=str(folder), resume_from_checkpoint="auto", report_to="none"))
+    assert last is not None
+    resumed, whole = segment_script.run(folder, fields, last), segment_script.run(tmp_path / "whole", fields)
+    assert resumed.costs == whole.costs[-len(resumed.costs) :] and len(resumed.costs) == 2 * (40 - int(last.split("-")[-1]))
+    assert resumed.ids == whole.ids[-len(resumed.ids) :]
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name])
 

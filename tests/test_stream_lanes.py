@@ -1,8 +1,12 @@
 """Lanes from a stream: those of a table of the same order, token for token, and a run goes on where it was stopped."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 
+import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset
@@ -15,6 +19,7 @@ from segments import make_trainer
 from torch.utils.data import IterableDataset
 
 from hf_relpos.data import sources
+from hf_relpos.data.file_streams import stream_files
 from hf_relpos.data.lanes import LaneView
 from hf_relpos.data.packing import cut_blocks
 from hf_relpos.data.sources import load_documents
@@ -205,6 +210,25 @@ def test_files_are_streamed_and_their_beginnings_set_apart(tmp_path):
     broken = load_documents(DataArguments(**names, streaming=True))
     with pytest.raises(ValueError, match="b.jsonl.gz cannot be read as json"):
         list(broken.train)
+
+
+@pytest.mark.parametrize("packed", [None, gzip.compress, lzma.compress, bz2.compress, "zstd"], ids=str)
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "parquet"])
+def test_every_kind_of_file_is_streamed_compressed_or_not(tmp_path, kind, packed):
+    rows = Dataset.from_dict({"text": [f"document {number}, é\n" for number in range(30)]})
+    path, plain = tmp_path / f"a.{kind}", io.BytesIO()
+    if kind == "txt":
+        plain.write("".join(rows["text"]).encode())
+    else:
+        {"jsonl": rows.to_json, "csv": rows.to_csv, "parquet": rows.to_parquet}[kind](plain)
+    if packed == "zstd":
+        with pa.output_stream(str(path), compression="zstd") as file:
+            file.write(plain.getvalue())
+    else:
+        path.write_bytes(packed(plain.getvalue()) if callable(packed) else plain.getvalue())
+    stream, held = stream_files([str(path)], "text")
+    assert held is None and stream.num_shards == 1
+    assert "".join(row["text"] for row in stream) == "".join(rows["text"])
 
 
 def test_what_is_set_apart_of_a_stream_is_left_out_of_every_share_of_its_shards(monkeypatch):

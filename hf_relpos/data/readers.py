@@ -12,7 +12,9 @@ import gzip
 import io
 import json
 import lzma
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from collections.abc import Iterator
 from pathlib import Path
@@ -252,7 +254,7 @@ def _read_tsv(path: Path, column: str) -> Iterator[str | None]:
 
 
 def _read_parquet(path: Path, column: str) -> Iterator[Piece]:
-    with _open_bytes(path) as source, pq.ParquetFile(source) as file:
+    with _open_bytes(path) as source, _seekable(source) as whole, pq.ParquetFile(whole) as file:
         schema = file.schema_arrow
         if column not in schema.names:
             _refuse_column(path, column, schema.names)
@@ -263,6 +265,15 @@ def _read_parquet(path: Path, column: str) -> Iterator[Piece]:
         for batch in file.iter_batches(batch_size=256, columns=[column]):
             for cell in batch.column(0).to_pylist():
                 yield from _pieces(cell)
+
+
+def _seekable(source: BinaryIO) -> BinaryIO:
+    """Return a file that can be read from any place: a copy on the disk where the decompressed one cannot."""
+    if source.seekable():
+        return source
+    whole = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    shutil.copyfileobj(source, whole)
+    return cast(BinaryIO, whole)
 
 
 def _refuse_column(path: Path, column: str, columns: list[str]) -> None:
