@@ -20,6 +20,8 @@ RUNS = {
     "split": STEPS | {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8} | SPLIT,
     "smoothed": STEPS | {"per_device_train_batch_size": 4, "label_smoothing_factor": 0.1},
     "saved": STEPS | SAVES | {"gradient_accumulation_steps": 2, "dropout": True},
+    "streamed": STEPS | SAVES | {"gradient_accumulation_steps": 2, "shards": 8},
+    "taken_over": STEPS | {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 4, "shards": 8},
     "resumed": STEPS | {"gradient_accumulation_steps": 2, "dropout": True, "dataloader_num_workers": 2},
 }
 
@@ -37,6 +39,9 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_processes")
     runs = [{"folder": str(folder / name), "fields": dict(fields)} for name, fields in RUNS.items()]
     runs[-1]["resume"] = str(folder / "saved" / "checkpoint-8")
+    alone = STEPS | SAVES | {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "shards": 8}
+    segment_script.run(folder / "streamed_alone", alone)
+    runs[-2]["resume"] = str(folder / "streamed_alone" / "checkpoint-4")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     finished = start(folder, runs, *torchrun)
     assert finished.returncode == 0, finished.stderr[-3000:]
@@ -96,6 +101,25 @@ def test_resumed_processes_compute_the_same_bits(results):
         assert results["resumed"][rank]["costs"] == results["saved"][rank]["costs"][16:]
         assert results["resumed"][rank]["ids"] == results["saved"][rank]["ids"][16:]
         assert results["resumed"][rank]["evaluation"]["eval_loss"] == results["saved"][rank]["evaluation"]["eval_loss"]
+
+
+def test_a_stream_is_read_and_learned_as_a_table_is(results):
+    for rank in (0, 1):
+        assert results["streamed"][rank]["ids"] == results["accumulated"][rank]["ids"]
+        assert results["streamed"][rank]["costs"] == results["accumulated"][rank]["costs"]
+
+
+def test_a_stream_goes_on_in_two_processes_after_one_and_in_one_after_two(results, tmp_path):
+    wanted = json.loads((results["folder"] / "streamed_alone" / "rank_0.json").read_text())
+    ranks = results["taken_over"]
+    steps = zip(*(rank["ids"] for rank in ranks), strict=True)
+    assert [row for step in steps for ids in step for row in ids] == sum(wanted["ids"][16:], [])
+    for rank in ranks:
+        assert rank["losses"] == pytest.approx(wanted["losses"], abs=1e-6)
+    fields = STEPS | {"per_device_train_batch_size": 8, "shards": 8}
+    one = segment_script.run(tmp_path, fields, resume=str(results["folder"] / "streamed" / "checkpoint-4"))
+    assert sum(one.ids, []) == sum(wanted["ids"][16:], [])
+    assert logged(one) == pytest.approx(wanted["losses"], abs=1e-6)
 
 
 @pytest.mark.parametrize(("batch_size", "batches"), [(8, 1), (4, 2), (2, 4)])
