@@ -9,6 +9,9 @@ from typing import Any
 import seams
 import torch
 from matrix import sharpen
+from segments import make_documents
+from segments import make_table
+from segments import make_trainer
 
 from hf_relpos.model.scheme_registry import scheme_class
 
@@ -47,7 +50,7 @@ class Row:
     def model(self) -> Any:
         """Return a tiny model in float64, in training mode."""
         fields = seams.Cell(self.head, "rotary").fields(self.scheme) | ({"mem_len": 4} if self.remembers else {})
-        fields |= {"num_hidden_layers": 2 if self.shards else 1} | self.fields
+        fields |= {"vocab_size": 38, "num_hidden_layers": 2 if self.shards else 1} | self.fields
         return sharpen(self.head.kind(seams.CONFIGS[self.head.family](**fields))).double().train()
 
     def segments(self) -> list[seams.Inputs]:
@@ -73,7 +76,15 @@ def run_segments(model: Any, row: Row, segments: list[seams.Inputs], targets: in
 def take_step(model: Any, loss: torch.Tensor) -> None:
     """Take one step of SGD."""
     loss.backward()
-    torch.optim.SGD(model.parameters(), RATE).step()
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def lane_trainer(folder: Path, model: Any, rows: int, **options: Any) -> Any:
+    """Return a `SegmentTrainer` that reads eight lanes, `rows` of them in this process."""
+    tables = make_table(make_documents(9, 200, 70, 300)), make_table(make_documents(17, 40, 9), padding=0)
+    return make_trainer(folder, *tables, model, max_steps=3, per_device_train_batch_size=rows, **options)
 
 
 def folder_of(root: Path, row: Row, engine: str | None = None) -> Path:
@@ -96,8 +107,10 @@ def _rows() -> Iterator[Row]:
     )  # without token types, what is learned of them would have no gradient
     yield Row(encoder, "deberta", {"position_parameters": {"max_distance": 4, "projections": "layer"}} | shared)
     yield Row(decoder, "pope", {"gated_mlp": True, "attention_bias": True, "mlp_bias": True} | shared)
-    yield Row(decoder, "shaw", {"norm_position": "post", "norm_type": "rms_norm", "tie_word_embeddings": False})
-    yield Row(decoder, "transformer_xl", {"cutoffs": [9, 20], "div_val": 2, "share_positions": "model"})
+    yield Row(
+        decoder, "shaw", {"norm_position": "post", "norm_type": "rms_norm", "tie_word_embeddings": False, "vocab_size": 37}
+    )
+    yield Row(decoder, "transformer_xl", {"cutoffs": [10, 20], "div_val": 2, "share_positions": "model"})
     yield Row(decoder, "alibi", {"embedding_size": 10, "lm_head_bias": True})
 
 

@@ -4,6 +4,7 @@ One process imports everything and then splits into two, since the imports cost 
 """
 
 import gc
+import json
 import os
 import sys
 from pathlib import Path
@@ -14,11 +15,14 @@ import torch
 from machines import ENGINES
 from machines import ROWS
 from safetensors.torch import save_file
+from segments import logged
 from torch import distributed
 from torch import multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 from transformers.distributed import DistributedConfig
 from transformers.utils.logging import disable_progress_bar
+
+from hf_relpos import RelPosDecoderForCausalLM
 
 
 def share(rank: int, engine: str, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -35,9 +39,12 @@ def step(rank: int, root: Path, row: machines.Row, engine: str) -> None:
     segments = row.segments()
     # Engines that divide the rows take the mean over processes of gradients, not the sum.
     targets = row.targets(segments[1]) / (1 if engine == "tp" else 2)
-    loss, memory = machines.run_segments(runs, row, [share(rank, engine, segment) for segment in segments], targets)
+    own = [share(rank, engine, segment) for segment in segments]
+    loss, memory = machines.run_segments(runs, row, own, targets)
     machines.take_step(model, loss)
-    found = {"loss": loss.detach()} | (
+    with torch.no_grad():  # with the new weights
+        after_step = machines.run_segments(runs, row, own, targets)[0]
+    found = {"loss": loss.detach(), "after_step": after_step} | (
         {} if memory is None else {"memory": memory.hidden.contiguous(), "length": memory.length}
     )
     model.save_pretrained(after, is_main_process=rank == 0)
@@ -45,6 +52,21 @@ def step(rank: int, root: Path, row: machines.Row, engine: str) -> None:
         model.save_pretrained(f"{after}-sharded", distributed_checkpoint=True)
     distributed.barrier()
     save_file(found, after / f"found_{rank}.safetensors")
+
+
+def train_lanes(rank: int, root: Path) -> None:
+    """Let `SegmentTrainer` train a model that is sharded, and keep what it logged; and why a vocabulary of 37 cannot be."""
+    sharded = {"distributed_config": DistributedConfig(fsdp_size=2)}
+    trainer = machines.lane_trainer(
+        root / "lanes", RelPosDecoderForCausalLM.from_pretrained(root / "lanes", **sharded), 4, ddp_backend="gloo"
+    )
+    trainer.train()
+    found = {"losses": logged(trainer), "evaluation": trainer.evaluate()["eval_loss"]}
+    try:
+        RelPosDecoderForCausalLM.from_pretrained(root / "uneven", **sharded)
+    except ValueError as error:
+        found["refused"] = str(error)
+    (root / f"lanes_{rank}.json").write_text(json.dumps(found))
 
 
 def work(rank: int, root: Path) -> None:
@@ -56,6 +78,7 @@ def work(rank: int, root: Path) -> None:
     for row in ROWS:
         for engine in row.engines:
             step(rank, root, row, engine)
+    train_lanes(rank, root)
     distributed.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import machines
 import pytest
@@ -10,6 +11,8 @@ from elsewhere import environment
 from elsewhere import run_script
 from machines import ROWS
 from safetensors.torch import load_file
+from segments import logged
+from segments import make_model
 
 CELLS = [pytest.param(row, engine, id=f"{row.name}-{engine}") for row in ROWS for engine in row.engines]
 
@@ -27,19 +30,22 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("machines")
     for row in ROWS:
         row.model().save_pretrained(machines.folder_of(folder, row))
+    make_model(vocab_size=38).save_pretrained(folder / "lanes")
+    make_model(vocab_size=37).save_pretrained(folder / "uneven")
     run_script("seams_of_machines.py", folder, **environment())
     return folder
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, tuple[torch.Tensor, torch.Tensor | None, dict[str, torch.Tensor]]]:
-    """Loss, memory and weights after the step in one process."""
+def alone() -> dict[str, tuple[dict[str, torch.Tensor], Any, dict[str, torch.Tensor]]]:
+    """Losses before and after the step, memory, and weights after the step in one process."""
     found = {}
     for row in ROWS:
         model, segments = row.model(), row.segments()
         loss, memory = machines.run_segments(model, row, segments, row.targets(segments[1]))
         machines.take_step(model, loss)
-        found[row.name] = loss.detach(), memory, model.state_dict()
+        after_step = machines.run_segments(model, row, segments, row.targets(segments[1]))[0].detach()
+        found[row.name] = {"loss": loss.detach(), "after_step": after_step}, memory, model.state_dict()
     return found
 
 
@@ -50,10 +56,11 @@ def same_weights(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
 
 @pytest.mark.parametrize(("row", "engine"), CELLS)
 def test_two_processes_take_the_step_of_one(root: Path, alone: dict, row: machines.Row, engine: str) -> None:
-    loss, memory, weights = alone[row.name]
+    losses, memory, weights = alone[row.name]
     before, after = machines.folder_of(root, row), machines.folder_of(root, row, engine)
     ranks = [load_file(after / f"found_{rank}.safetensors") for rank in (0, 1)]
-    torch.testing.assert_close((ranks[0]["loss"] + ranks[1]["loss"]) / 2, loss)
+    for name, loss in losses.items():
+        torch.testing.assert_close((ranks[0][name] + ranks[1][name]) / 2, loss)
     assert row.remembers == (memory is not None) == ("memory" in ranks[0])
     for name, wanted in zip(("memory", "length"), memory or (), strict=False):
         halves = [rank[name] for rank in ranks]
@@ -71,3 +78,13 @@ def test_a_sharded_checkpoint_loads_in_one_process(root: Path, alone: dict, row:
     weights = alone[row.name][2]
     assert model.state_dict().keys() == weights.keys()
     same_weights(model.state_dict(), weights)
+
+
+def test_lanes_of_a_sharded_model(root: Path, tmp_path: Path) -> None:
+    trainer = machines.lane_trainer(tmp_path, make_model(vocab_size=38), 8)
+    trainer.train()
+    for rank in (0, 1):
+        found = json.loads((root / f"lanes_{rank}.json").read_text())
+        assert found["losses"] == pytest.approx(logged(trainer), abs=1e-5)
+        assert found["evaluation"] == pytest.approx(trainer.evaluate()["eval_loss"], abs=1e-5)
+        assert "fsdp_size=2 does not divide the 37 rows of model.embed_tokens.weight" in found["refused"]

@@ -31,6 +31,24 @@ class ParallelPlans:
             own = next(base for base in cls.__mro__[1:] if not base.__module__.startswith("torch."))
             cls.__module__, cls.__name__ = own.__module__, own.__name__
 
+    @classmethod
+    def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
+        """Divide a model as transformers does.
+
+        Raises:
+            ValueError: sharding would cut tied embeddings into unequal parts, of which transformers 5.24 and torch 2.13 train
+                one and compute with another (tried with Llama too).
+        """
+        size = getattr(distributed_config, "fsdp_size", 1) if mesh_manager is not None else 1
+        tied = {name: model.get_parameter(name).shape[0] for name in (model.all_tied_weights_keys or {}).values()}
+        if uneven := [f"{rows} rows of {name}" for name, rows in tied.items() if rows % size]:
+            raise ValueError(
+                f"fsdp_size={size} does not divide the {', '.join(uneven)}, which is tied and would not be trained whole: save the "
+                f"model after resize_token_embeddings(pad_to_multiple_of={size}), or with tie_word_embeddings=False, and load that"
+            )
+        divide: Any = super().maybe_distribute_model  # pyright: ignore[reportAttributeAccessIssue]
+        return divide(model, distributed_config, mesh_manager)
+
     def init_parallel_plans(self) -> None:
         """Make the plans: the configuration's for layers, and the matrices of embeddings, head and schemes."""
         model: Any = self
