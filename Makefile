@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help train test suite lint docs gpu speed-check properties hub versions
+.PHONY: help train test suite lint docs gpu speed-check properties hub versions mutants
 
 help:
 	@echo "make train   set up .venv and train the default decoder (ARGS='--max_steps 100' adds arguments)"
@@ -12,6 +12,7 @@ help:
 	@echo "make gpu     measure all that is to be known of a GPU, in 8 minutes (ARGS='--device cpu --quick' tries the command)"
 	@echo "make speed-check  time a few schemes, and fail where one is slower than the committed report says"
 	@echo "make properties  try 10,000 random configurations (ARGS='--examples 500 --seed 1')"
+	@echo "make mutants break the package in some 200 ways, and see which test notices (ARGS='--only toeplitz' chooses)"
 	@echo "make lint    set up .venv and run ruff and pyright"
 	@echo "make docs    set up .venv and build the documentation into site/; 'make docs ARGS=serve' shows it while you write"
 	@echo "make hub     push to a Hub on this machine, delete the environment, pull in another (HUB=script that plays the Hub)"
@@ -47,6 +48,10 @@ speed-check: $(INSTALLED)
 
 properties: $(INSTALLED)
 	$(BIN)/python tests/random_models.py $(ARGS)
+
+# Writes docs/benchmarks/mutants.md, and goes on where it was stopped.
+mutants: $(INSTALLED)
+	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
