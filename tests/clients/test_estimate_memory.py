@@ -34,7 +34,7 @@ def python(code: str, arguments: list[str], **environment: str) -> subprocess.Co
     return subprocess.run(command, env=environment, stdin=closed, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.row("accelerate", "estimate-memory of a name on the Hub, with `--trust_remote_code`")
+@pytest.mark.row("accelerate", "estimate-memory of a name on the Hub, remote code allowed")
 @pytest.mark.parametrize("kind", params(DECODERS["memory"], LLAMA))
 def test_estimate(kind: Kind, tmp_path: pathlib.Path) -> None:
     """Without the flag, remote code is refused in one line."""
