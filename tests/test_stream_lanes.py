@@ -212,7 +212,10 @@ def test_files_are_streamed_and_their_beginnings_set_apart(tmp_path):
         list(broken.train)
 
 
-@pytest.mark.parametrize("packed", [None, gzip.compress, lzma.compress, bz2.compress, "zstd"], ids=str)
+PACKED = [None, gzip.compress, lzma.compress, bz2.compress, "zstd"]
+
+
+@pytest.mark.parametrize("packed", PACKED, ids=["plain", "gz", "xz", "bz2", "zst"])
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "parquet"])
 def test_every_kind_of_file_is_streamed_compressed_or_not(tmp_path, kind, packed):
     rows = Dataset.from_dict({"text": [f"document {number}, é\n" for number in range(30)]})
