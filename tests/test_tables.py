@@ -129,11 +129,13 @@ def test_training_mode_draws_anew() -> None:
 
 
 def test_models_may_take_turns_on_one_cache() -> None:
-    """Schemes without weights differ too."""
+    """Parameters of a scheme without weights count too; a model of another scheme is refused, and leaves the cache as it is."""
     alibi = Case("decoder", "alibi", {}).model()
-    others = [Case("decoder", *given).model() for given in (("alibi", {"slopes": "geometric"}), ("sandwich", {}), ("t5", {}))]
     _, cache = decode(alibi, ids_of(), [5, 1])
-    for index, model in enumerate([*others, alibi], 6):
+    for index, model in enumerate([Case("decoder", "alibi", {"slopes": "geometric"}).model(), alibi], 6):
+        for other in ("sandwich", "t5"):
+            with pytest.raises(ValueError, match=f"position_scheme 'alibi' in layer 0, where this model has '{other}'"):
+                step_of(Case("decoder", other, {}).model(), cache, index)
         found, wanted = step_of(model, cache, index)
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
