@@ -77,17 +77,20 @@ class RelPosAttention(nn.Module):
         name = self._owner(scheme).name
         self._check_cache(cache, joined.shape[-1], name)
         joined, value = cache.update(joined, value, self.layer_idx)
-        layers: Any = getattr(cache, "layers", ())
-        if self.layer_idx < len(layers) and not torch.compiler.is_compiling():
-            layers[self.layer_idx].position_scheme = name
+        if (layer := self._layer_of(cache)) is not None and not torch.compiler.is_compiling():
+            layer.position_scheme = name
         if gates is not None:
             joined, gates = split_gates(joined, key.shape[-1])
         return joined, value, gates
 
+    def _layer_of(self, cache: Cache) -> Any:
+        """Return what a cache keeps of this layer; None as long as that is nothing, or where a cache has no layers."""
+        layers: Any = getattr(cache, "layers", ())
+        return layers[self.layer_idx] if self.layer_idx < len(layers) else None
+
     def _check_cache(self, cache: Cache, width: int, name: str) -> None:
         """Refuse a cache whose keys another scheme made: it says so, or keeps more of a token or less."""
-        layers: Any = getattr(cache, "layers", ())
-        layer = layers[self.layer_idx] if self.layer_idx < len(layers) else None
+        layer = self._layer_of(cache)
         kept, maker = getattr(layer, "keys", None), getattr(layer, "position_scheme", name)
         if maker != name and not torch.compiler.is_compiling() and cache.get_seq_length(self.layer_idx):
             raise ValueError(

@@ -73,8 +73,9 @@ def keys_seen_by(positions: Positions, rows: slice) -> tuple[slice, Positions]:
 def groups_of_rows(positions: Positions) -> list[tuple[torch.Tensor | None, Positions]]:
     """Group the rows of the batch that see alike, so that they share one bias and need few masks; none where all do.
 
-    Not on an accelerator, where many rows cost as little as one. Each group is the indices of its rows, None for the whole batch, and its positions. Rows too small to be worth a pass of their
-    own make one group with a mask for each: those with padding, a document's end or a short memory.
+    Each group is the indices of its rows, None for the whole batch, and its positions. Rows too small to be worth a pass of their
+    own make one group with a mask for each: those with padding, a document's end or a short memory. There are no groups on an
+    accelerator, where many rows cost as little as one.
     """
     labels = labels_of(positions.key_valid, positions.key_document)
     if labels is None or positions.given_mask is not None or positions.token_types is not None or not reads_freely(labels):

@@ -41,15 +41,16 @@ def merge_fields(kind: Any, saved: dict[str, Any], given: dict[str, Any]) -> dic
     kept = {name: value for name, value in saved.items() if name not in following or not _is_derived(kind, own, name)}
     for side in ("", "encoder_", "decoder_"):
         scheme, parameters = f"{side}position_scheme", f"{side}position_parameters"
-        if scheme in given and scheme in own and given[scheme] != before[scheme]:
+        old = before.get(scheme)
+        new = given.get(scheme, old)
+        if scheme in own and new != old:
             logger.warning_once(
-                f"{scheme}={given[scheme]!r} takes the place of {before[scheme]!r}, with which the model was trained: weights of "
+                f"{scheme}={new!r} takes the place of {old!r}, with which the model was trained: weights of "
                 "positions that it does not have yet begin anew, all others are kept. Train further before you use the model."
             )
         if isinstance(given.get(scheme), str | list) and parameters in kept:
             kept[parameters] = carry_parameters(before[scheme], before[parameters], given[scheme])
-        stays = before.get(scheme) == given.get(scheme, before.get(scheme))
-        if parameters in given and stays and (given[parameters] or {}) != (before.get(parameters) or {}):
+        if parameters in given and new == old and (given[parameters] or {}) != (before.get(parameters) or {}):
             logger.warning_once(
                 f"{parameters}={given[parameters]!r} take the place of {before[parameters]!r}, with which {before[scheme]!r} was "
                 "trained: tables of the same size keep what they have learned, which may now mean something else; tables of "

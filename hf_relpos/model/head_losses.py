@@ -95,9 +95,8 @@ def sequence_loss(
         every = torch.zeros_like(targets)  # -100 is a number here, like any other
         return (logits - targets).square().sum() / count_targets(every, num_items_in_batch)
     known = targets != IGNORED
-    if reads_freely(targets) and bool((known & ((targets < 0) | (targets > 1))).any()):
-        wrong = targets[known & ((targets < 0) | (targets > 1))][0]
-        raise ValueError(f"label {wrong:g} is refused for {config.problem_type}: expected 0 to 1, or -100 for no label")
+    if reads_freely(targets) and (wrong := targets[known & ((targets < 0) | (targets > 1))]).numel():
+        raise ValueError(f"label {wrong[0]:g} is refused for {config.problem_type}: expected 0 to 1, or -100 for no label")
     losses = functional.binary_cross_entropy_with_logits(logits, targets.clamp(min=0), reduction="none")
     return losses.masked_fill(~known, 0).sum() / count_targets(targets, num_items_in_batch)
 

@@ -17,7 +17,7 @@ def cut_layers(gated_mlp: bool) -> dict[str, str]:
     its own is cut, and one plan serves all schemes.
     """
     plan = {f"attention.{name}_proj": "colwise_gather_output" for name in "qkv"} | {"attention.o_proj": "rowwise_split_input"}
-    plan |= {f"mlp.{name}_proj": "colwise" for name in ("up", "gate") if name == "up" or gated_mlp}
+    plan |= {f"mlp.{name}_proj": "colwise" for name in (("up", "gate") if gated_mlp else ("up",))}
     return {f"layers.*.{name}": style for name, style in (plan | {"mlp.down_proj": "rowwise"}).items()}
 
 

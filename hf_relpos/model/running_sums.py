@@ -47,7 +47,10 @@ FORGOTTEN = -1000.0
 
 
 def running_sums(gates: torch.Tensor, positions: Positions) -> torch.Tensor:
-    """Return c of all keys, `(batch, heads, key)` in double precision where the device has it; padding adds nothing, no token less than `FORGOTTEN`."""
+    """Return c of all keys, `(batch, heads, key)` in double precision where the device has it.
+
+    Padding adds nothing, and no token less than `FORGOTTEN`.
+    """
     wide = torch.float32 if gates.device.type == "mps" else torch.float64
     if positions.key_valid is not None:
         gates = gates.masked_fill(~positions.key_valid[:, None], 0)

@@ -50,10 +50,13 @@ class LearnedAbsolute(PositionScheme):
         init.normal_(self.position_embeddings, std=std)
 
     def embed(self, hidden_states: torch.Tensor, in_document: torch.Tensor) -> torch.Tensor:
-        first, last = (int(in_document.min()), int(in_document.max())) if reads_freely(in_document) else (0, 0)
+        if reads_freely(in_document):
+            self._check_bound(int(in_document.min()), int(in_document.max()))
+        return hidden_states + self.position_embeddings[in_document]
+
+    def _check_bound(self, first: int, last: int) -> None:
         if first < 0 or last >= self.bound:
             raise ValueError(
                 f"position {first if first < 0 else last} is beyond the learned positions 0 to {self.bound - 1}: {self.name} is bounded by "
                 f"max_position_embeddings={self.bound}; shorten the text or choose a relative scheme"
             )
-        return hidden_states + self.position_embeddings[in_document]

@@ -222,12 +222,11 @@ class RelPosStack(RelPosPreTrainedModel):
             raise ValueError(f"input_ids must be a tensor of integers (batch, sequence), found {found}")
         if input_ids.shape[1] == 0:
             raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} hold no token: at least one is needed")
-        if (
-            input_ids.numel()
-            and reads_freely(input_ids)
-            and (int(input_ids.max()) >= self.config.vocab_size or int(input_ids.min()) < 0)
-        ):
-            wrong = int(input_ids.max() if input_ids.min() >= 0 else input_ids.min())
+        if not input_ids.numel() or not reads_freely(input_ids):
+            return
+        lowest, highest = int(input_ids.min()), int(input_ids.max())
+        if lowest < 0 or highest >= self.config.vocab_size:
+            wrong = lowest if lowest < 0 else highest
             raise ValueError(
                 f"token id {wrong} is beyond vocab_size={self.config.vocab_size}: 0 to {self.config.vocab_size - 1}"
             )

@@ -120,7 +120,7 @@ def build_model(
             raise ValueError(f"vocab_size={config.vocab_size} is less than the tokenizer's {len(tokenizer)} tokens")
         for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, token, getattr(tokenizer, token))
-        if getattr(config, "decoder_start_token_id", token) is None:
+        if config.is_encoder_decoder and config.decoder_start_token_id is None:
             config.decoder_start_token_id = config.pad_token_id
         model = auto.from_config(config, **options)
     if model.can_generate():
@@ -169,7 +169,7 @@ def _load_config(name: str, fields: dict[str, Any], block_size: int | None) -> P
     new_table = position_bound(config) is None and position_bound(found) is not None
     parameters = {scheme: scheme_parameters(found, scheme) for scheme in found.all_schemes()}
     if new_table or not any(scheme_class(scheme).reads_trained_length(own) for scheme, own in parameters.items()):
-        found = AutoConfig.from_pretrained(name, **fields, max_position_embeddings=block_size)
+        found.max_position_embeddings = block_size
     return found
 
 

@@ -73,9 +73,14 @@ class Memory:
         return found
 
 
-def times(start: float) -> dict[str, float]:
-    """Return the seconds since the start, and those that processors computed for this process and those it has started."""
-    return {"seconds": time.perf_counter() - start, "cpu": sum(os.times()[:4])}
+def clock() -> dict[str, float]:
+    """Return the seconds that have passed, and those that processors computed for this process and those it has started."""
+    return {"seconds": time.perf_counter(), "cpu": sum(os.times()[:4])}
+
+
+def since(begin: dict[str, float]) -> dict[str, float]:
+    """Return the seconds of both kinds since an earlier reading of the clock."""
+    return {name: now - begin[name] for name, now in clock().items()}
 
 
 def ours(path: Path, tokenizer: str, processes: int, folder: Path) -> dict[str, float]:
@@ -84,15 +89,14 @@ def ours(path: Path, tokenizer: str, processes: int, folder: Path) -> dict[str, 
 
     argv = ["--train_file", str(path), "--tokenizer_name", tokenizer, "--preprocessing_num_workers", str(processes), *TINY]
     argv += ["--do_train", "--do_eval", "--output_dir", str(folder / "run")]
-    memory, start, cpu = Memory(), time.perf_counter(), times(0)["cpu"]
+    memory, begin = Memory(), clock()
     job = prepare(argv)
-    found = times(start) | memory.peak("preparation")
-    found["cpu"] -= cpu
+    found = since(begin) | memory.peak("preparation")
     job.trainer.train()
     found |= memory.peak("steps")
-    start = time.perf_counter()
+    begin = clock()
     prepare(argv)
-    return found | {"again": time.perf_counter() - start}
+    return found | {"again": since(begin)["seconds"]}
 
 
 def run_clm(path: Path, tokenizer: str, processes: int, folder: Path) -> dict[str, float]:
@@ -101,7 +105,7 @@ def run_clm(path: Path, tokenizer: str, processes: int, folder: Path) -> dict[st
 
     from hf_relpos.data.tokenizers import load_tokenizer
 
-    memory, start, cpu = Memory(), time.perf_counter(), times(0)["cpu"]
+    memory, begin = Memory(), clock()
     table: Any = load_dataset("json" if path.suffix == ".jsonl" else "text", data_files=str(path), split="train")
     one = load_tokenizer(tokenizer, (row["text"] for row in table), 4096)
     options = {"batched": True, "num_proc": processes if processes > 1 else None}
@@ -115,8 +119,7 @@ def run_clm(path: Path, tokenizer: str, processes: int, folder: Path) -> dict[st
     tokens = table.map(lambda rows: one(rows["text"]), remove_columns=table.column_names, **options)
     blocks = tokens.map(group, **options)
     blocks.with_format("torch")[:8]
-    found = times(start) | memory.peak("preparation")
-    return found | {"cpu": found["cpu"] - cpu}
+    return since(begin) | memory.peak("preparation")
 
 
 def measure(kind: str, path: Path, tokenizer: str, processes: int) -> dict[str, float]:
@@ -160,21 +163,25 @@ def main() -> None:
         print(json.dumps(found))
         return
     print(f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", sep="\n")
-    cells = list(product(given.sizes, given.kinds, given.tokenizers, given.processes))
-    if not all([measure_cell(given, *cell) for cell in cells]):
+    below = []
+    for size in given.sizes:
+        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+            path = Path(folder, f"text.{given.shape}")
+            cells = product(given.kinds, given.tokenizers, given.processes)
+            below += [measure_cell(given, path, size, *cell) for cell in cells]
+    if not all(below):
         sys.exit(f"a measurement failed, or its peak is not below {LIMIT} MiB")
 
 
-def measure_cell(given: argparse.Namespace, size: int, kind: str, tokenizer: str, processes: int) -> bool:
+def measure_cell(given: argparse.Namespace, path: Path, size: int, kind: str, tokenizer: str, processes: int) -> bool:
     """Measure one cell, unless it was before, and print it; return whether its peaks are below the limit."""
     cell = [given.shape, size, kind, tokenizer, processes]
     known = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows and given.rows.exists() else []
     row = next((row for before, row in known if before == cell), None)
     if row is None:
-        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-            path = Path(folder, f"text.{given.shape}")
+        if not path.exists():
             write_text(path, size)
-            row = measure(kind, path, tokenizer, processes)
+        row = measure(kind, path, tokenizer, processes)
         if given.rows and row:
             with given.rows.open("a") as file:
                 file.write(json.dumps([cell, row]) + "\n")

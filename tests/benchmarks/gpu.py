@@ -26,7 +26,6 @@ import speed
 import speed_report
 import step_times
 import torch
-from contestants import baselines
 from contestants import baselines_of
 from contestants import ours
 from measuring import Trainer
@@ -42,6 +41,15 @@ LENGTHS = {False: [512, 2048, 8192, 32768], True: [128, 256]}
 CONTEXTS = {False: [4096], True: [64]}
 STEPS = {False: 60, True: 2}
 """Train steps of the default run."""
+BLOCK = {False: 256, True: 64}
+"""Tokens of its rows."""
+TRAINED = {
+    "steps": "steps",
+    "seconds": "train_runtime",
+    "steps a second": "train_steps_per_second",
+    "tokens a second": "train_tokens_per_second",
+}
+"""Columns of the default run, and what holds them."""
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -182,7 +190,7 @@ def train_some(given: argparse.Namespace, mem_len: int | None) -> dict[str, Any]
     words = [word for name, value in fixed.items() for word in (f"--{name}", value)]
     words += [] if mem_len is None else ["--mem_len", mem_len]
     words += ["--use_cpu", "true"] if given.device == "cpu" else []
-    words += ["--per_device_train_batch_size", 1, "--block_size", 64] if given.quick else []
+    words += ["--block_size", BLOCK[given.quick], *(["--per_device_train_batch_size", 1] if given.quick else [])]
     command = [sys.executable, "train_lm.py", "configs/default.yaml", *map(str, words)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}
@@ -190,7 +198,8 @@ def train_some(given: argparse.Namespace, mem_len: int | None) -> dict[str, Any]
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["train_lm.py ended with an error"])[-1])
     found = json.loads((folder / "train_results.json").read_text(encoding="utf-8"))
-    return {"steps": STEPS[given.quick], **{name: value for name, value in found.items() if name.startswith("train_")}}
+    tokens = {"train_tokens_per_second": round(BLOCK[given.quick] * found["train_samples_per_second"])}
+    return {"steps": STEPS[given.quick]} | tokens | {name: value for name, value in found.items() if name.startswith("train_")}
 
 
 def write_report(cells: Cells, given: argparse.Namespace) -> list[str]:
@@ -205,7 +214,7 @@ def write_report(cells: Cells, given: argparse.Namespace) -> list[str]:
             head = {"setting": speed.describe(setting_of(given, part)), "gate": {"refused": {}}, "missing_peers": {}}
             parts[part] = head | {"rows": found}
     speed_report.write_report(parts, cells.folder)
-    said = environment()
+    said, marked = environment(), cells.results("correctness").get("tests marked gpu", {}).get("said")
     lines = [
         f"# What was measured on {said['accelerator'] or said['processor']}",
         "",
@@ -222,7 +231,7 @@ def write_report(cells: Cells, given: argparse.Namespace) -> list[str]:
         "Largest error of states and gradients over all kinds of input, relative to the largest entry; bold beyond the tolerance.",
         "",
         speed_report.table(*gpu_correctness.table_of(rows)) if rows else "",
-        *([f"Tests marked `gpu`: {found['said']}" for found in [cells.results("correctness").get("tests marked gpu", {})] if "said" in found]),
+        *([f"Tests marked `gpu`: {marked}"] if marked else []),
         *(f"\nSee [{part}.md]({part}.md)." for part in parts),
         "",
         "## Peak memory of a train step, MiB",
@@ -230,9 +239,7 @@ def write_report(cells: Cells, given: argparse.Namespace) -> list[str]:
         speed_report.table(*memory_table(cells, given)),
         "## Default run",
         "",
-        speed_report.table(["run", "steps", "seconds", "steps a second"], [
-            [name, found.get("steps"), found.get("train_runtime"), found.get("train_steps_per_second")] for name, found in cells.results("train").items()
-        ]),
+        speed_report.table(["run", *TRAINED], [[name, *(found.get(key) for key in TRAINED.values())] for name, found in cells.results("train").items()]),
     ]  # fmt: skip
     (cells.folder / "report.md").write_text("\n".join(lines), encoding="utf-8")
     return failed
@@ -266,7 +273,6 @@ def main(argv: list[str] | None = None) -> int:
     given = parse(argv)
     if given.device == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    assert baselines()  # the models that all others are compared with can be built
     cells = Cells(given.output_dir, given.minutes)
     works = {"correctness": correctness, "speed": steps_and_decoding, "memory": memory, "train": train}
     for part in given.part:

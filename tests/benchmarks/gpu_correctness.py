@@ -2,19 +2,20 @@
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
+from contestants import Sizes
 from contestants import has_meaning
+from contestants import own_config
+from gate import off_by
+from transformers import AutoModel
 
 from hf_relpos import SCHEMES
-from hf_relpos import RelPosDecoderConfig
-from hf_relpos import RelPosDecoderModel
-from hf_relpos import RelPosEncoderConfig
-from hf_relpos import RelPosEncoderModel
 
-SIZES = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512}
-FAMILIES = {True: (RelPosDecoderConfig, RelPosDecoderModel), False: (RelPosEncoderConfig, RelPosEncoderModel)}
+SIZES = Sizes(layers=2, width=64, heads=4, vocab=64)
+BATCH, LENGTH = 2, 160
 PATHS = {
     "blocks": {"attn_implementation": "sdpa", "attention_path": "auto"},
     "one bias": {"attn_implementation": "sdpa", "attention_path": "dense"},
@@ -26,20 +27,20 @@ KINKS = ("cope", "fire", "dape")
 """Schemes of pieces, for whose gradients rounding decides which piece is met: ten times the tolerance."""
 
 
-def inputs_of(causal: bool, batch: int, length: int) -> dict[str, dict[str, Any]]:
+def inputs_of(causal: bool) -> dict[str, dict[str, Any]]:
     """Calls and settings that differ in who sees whom, by name; settings are what the configuration has."""
-    padded, reset = torch.ones(batch, length), torch.zeros(batch, length)
-    padded[0, : length // 4] = 0
-    reset[-1, length // 3] = 1
+    padded, reset = torch.ones(BATCH, LENGTH), torch.zeros(BATCH, LENGTH)
+    padded[0, : LENGTH // 4] = 0
+    reset[-1, LENGTH // 3] = 1
     kinds: dict[str, dict[str, Any]] = {"plain": {}, "padding": {"attention_mask": padded}, "documents": {"reset_mask": reset}}
     if causal:
-        kinds |= {"window": {"fields": {"sliding_window": length // 4}}, "memory": {"fields": {"mem_len": length // 2}}}
+        kinds |= {"window": {"fields": {"sliding_window": LENGTH // 4}}, "memory": {"fields": {"mem_len": LENGTH // 2}}}
     return kinds
 
 
 def cells(quick: bool) -> Iterator[tuple[str, bool, str, str]]:
     """Every scheme, family, path and precision."""
-    for causal in FAMILIES:
+    for causal in (True, False):
         for scheme in SCHEMES:
             for path in PATHS if has_meaning(scheme, causal) else ():
                 for dtype in ("float32", "bfloat16"):
@@ -47,27 +48,26 @@ def cells(quick: bool) -> Iterator[tuple[str, bool, str, str]]:
                         yield scheme, causal, path, dtype
 
 
-def build(scheme: str, causal: bool, device: str, dtype: str, how: dict[str, Any], fields: dict[str, Any]) -> Any:
-    """A model with random weights everywhere, the same ones each time."""
-    config, model = FAMILIES[causal]
+def answer(
+    scheme: str, causal: bool, kind: str, device: str, dtype: str, how: dict[str, Any], backward: bool
+) -> dict[str, torch.Tensor]:
+    """Hidden states of the tokens, and the gradients of their sum in a direction, of a model with random weights everywhere."""
+    given = inputs_of(causal)[kind]
     torch.manual_seed(0)
-    built = model(config(position_scheme=scheme, **SIZES, **fields, **how))
+    config = own_config(scheme, causal, SIZES, 512, **given.get("fields", {}), **how)
+    model = AutoModel.from_config(config, attn_implementation=how.get("attn_implementation"))
     with torch.no_grad():
-        for parameter in built.parameters():
+        for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape))
-    return built.to(device, getattr(torch, dtype)).eval()
-
-
-def answer(model: Any, ids: torch.Tensor, given: dict[str, Any], backward: bool) -> dict[str, torch.Tensor]:
-    """Hidden states of the tokens, and the gradients of their sum in a direction."""
-    call = {name: value.to(ids.device) for name, value in given.items() if name != "fields"}
+    model.to(device, getattr(torch, dtype)).eval()
+    ids = torch.randint(SIZES.vocab, (BATCH, LENGTH), generator=torch.Generator().manual_seed(2)).to(device)
+    call = {name: value.to(device) for name, value in given.items() if name != "fields"}
     if getattr(model.config, "mem_len", 0):
         with torch.no_grad():
             call["memory"] = model(ids.flip(-1)).memory
     with torch.set_grad_enabled(backward):
         states = model(ids, **call).last_hidden_state
-        valid = call.get("attention_mask", torch.ones_like(ids))[..., None]
-        states = states * valid
+        states = states * call.get("attention_mask", torch.ones_like(ids))[..., None]
         found = {"states": states.detach().double()}
         if backward:
             direction = torch.randn(states.shape, generator=torch.Generator().manual_seed(3)).to(states)
@@ -76,28 +76,30 @@ def answer(model: Any, ids: torch.Tensor, given: dict[str, Any], backward: bool)
     return found
 
 
-def off_by(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
-    """The largest difference of any part, relative to its largest entry; small gradients count beside the largest of all."""
+@lru_cache(maxsize=10)  # the kinds of input of a scheme in a family: its paths and precisions follow each other
+def reference(scheme: str, causal: bool, kind: str, device: str) -> dict[str, torch.Tensor]:
+    """What plain attention in float64 answers."""
+    return answer(scheme, causal, kind, device, "float64", {"attn_implementation": "eager"}, backward=True)
+
+
+def largest(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """The largest difference of any part that was found; small gradients count beside the largest of all."""
     least = 1e-3 * max(float(part.abs().max()) for part in wanted.values())
-    return max(float((found[name] - part).abs().max() / part.abs().max().clamp(min=least)) for name, part in wanted.items())
+    return max(off_by(part, wanted[name], least) for name, part in found.items())
 
 
-def measure(scheme: str, causal: bool, path: str, dtype: str, device: str, length: int = 160) -> dict[str, Any]:
+def measure(scheme: str, causal: bool, path: str, dtype: str, device: str) -> dict[str, Any]:
     """The errors of one cell by kind of input; `failed` says what was refused or is beyond the tolerance."""
     row: dict[str, Any] = {"scheme": scheme, "causal": causal, "path": path, "dtype": dtype, "errors": {}}
     backward = path != "flex" or device != "cpu"  # FlexAttention has no backward pass on a processor
-    ids = torch.randint(SIZES["vocab_size"], (2, length), generator=torch.Generator().manual_seed(2)).to(device)
-    for kind, given in inputs_of(causal, *ids.shape).items():
-        fields = given.get("fields", {})
+    for kind in inputs_of(causal):
         try:
-            wanted = answer(
-                build(scheme, causal, device, "float64", {"attn_implementation": "eager"}, fields), ids, given, backward
-            )
-            found = answer(build(scheme, causal, device, dtype, PATHS[path], fields), ids, given, backward)
+            wanted = reference(scheme, causal, kind, device)
+            found = answer(scheme, causal, kind, device, dtype, PATHS[path], backward)
         except (ValueError, RuntimeError, NotImplementedError) as error:
             row["errors"][kind] = f"{type(error).__name__}: {error}".splitlines()[0]
             continue
-        row["errors"][kind] = off_by(found, wanted)
+        row["errors"][kind] = largest(found, wanted) if not backward or found.keys() == wanted.keys() else math.nan
     limit = TOLERANCE[dtype] * (10 if scheme in KINKS else 1)
     wrong = {kind: error for kind, error in row["errors"].items() if isinstance(error, str) or not error <= limit}
     refused = {kind for kind, error in wrong.items() if isinstance(error, str) and error.startswith("ValueError")}

@@ -29,21 +29,23 @@ class Kind:
         name: what the table of clients calls it: the family and the scheme, or the peer's name.
         make: returns its configuration, from fields.
         fields: what differs from the tiny sizes of all.
+        head: the Auto class of its language-model head.
         peer: whether it is a model of transformers, for comparison.
     """
 
     name: str
     make: Callable[..., PreTrainedConfig]
     fields: dict[str, Any] = field(default_factory=dict)
+    head: str = "AutoModelForCausalLM"
     peer: bool = False
 
     def config(self, **fields: Any) -> Any:
         """Return a tiny configuration; `fields` have the names that Llama, BERT and our families share."""
         return self.make(**{**SIZE, **self.fields, **fields})
 
-    def model(self, auto: str, dtype: torch.dtype = torch.float64, **fields: Any) -> Any:
-        """Return a tiny random model with the head of an Auto class, for instance `AutoModelForCausalLM`, to evaluate."""
-        model = getattr(transformers, auto).from_config(self.config(**fields))
+    def model(self, auto: str | None = None, dtype: torch.dtype = torch.float64, **fields: Any) -> Any:
+        """Return a tiny random model with the head of an Auto class, by default for language modelling, to evaluate."""
+        model = getattr(transformers, auto or self.head).from_config(self.config(**fields))
         return sharpen(model).to(dtype).eval()
 
 
@@ -57,10 +59,13 @@ def t5_config(**fields: Any) -> T5Config:
     return T5Config(**{"d_kv": given["d_model"] // heads, "decoder_start_token_id": 0, **given})
 
 
+HEADS = {"Decoder": "AutoModelForCausalLM", "Encoder": "AutoModelForMaskedLM", "Seq2Seq": "AutoModelForSeq2SeqLM"}
+
+
 def ours(family: str, schemes: dict[str, dict[str, Any]]) -> dict[str, Kind]:
     """Return kinds of one family by their names in tests."""
     make = getattr(hf_relpos, f"RelPos{family}Config")
-    return {name: Kind(f"{family.lower()} {name}", make, fields) for name, fields in schemes.items()}
+    return {name: Kind(f"{family.lower()} {name}", make, fields, HEADS[family]) for name, fields in schemes.items()}
 
 
 DECODERS = ours(
@@ -89,8 +94,8 @@ SEQ2SEQS = ours(
     },
 )
 LLAMA = Kind("Llama", LlamaConfig, peer=True)
-BERT = Kind("BERT", BertConfig, peer=True)
-T5 = Kind("T5", t5_config, peer=True)
+BERT = Kind("BERT", BertConfig, head=HEADS["Encoder"], peer=True)
+T5 = Kind("T5", t5_config, head=HEADS["Seq2Seq"], peer=True)
 
 
 def params(*kinds: Kind) -> list[Any]:
@@ -101,3 +106,9 @@ def params(*kinds: Kind) -> list[Any]:
 DECODERS_AND_LLAMA = params(*DECODERS.values(), LLAMA)
 ENCODERS_AND_BERT = params(*ENCODERS.values(), BERT)
 SEQ2SEQS_AND_T5 = params(*SEQ2SEQS.values(), T5)
+ALL = [*DECODERS_AND_LLAMA, *ENCODERS_AND_BERT, *SEQ2SEQS_AND_T5]
+
+
+def asks_of(client: str, **about: Any) -> Callable[[str], Any]:
+    """Return a function of what is asked of a client, that gives the mark of the row; `about` as in `report.py`."""
+    return lambda asked: pytest.mark.row(client, asked, **about)

@@ -63,8 +63,8 @@ class Recorder:
         found = max(known, result, key=lambda words: (words == "FAILS", len(words)))
         cell = {"result": found, "peer": getattr(kind, "peer", mark.kwargs.get("peer", False))}
         if result != ABSENT:
-            cell |= {"version": f"{mark.kwargs.get('package', client)} {version(mark.kwargs.get('package', client))}"}
-            cell |= {"date": date.today().isoformat()}
+            package = mark.kwargs.get("package", client)
+            cell |= {"version": f"{package} {version(package)}", "date": date.today().isoformat()}
         self.results[client, asked, name] = cell
 
 

@@ -8,22 +8,19 @@ from client_models import DECODERS
 from client_models import LLAMA
 from client_models import SEQ2SEQS
 from client_models import Kind
+from client_models import asks_of
 from client_models import params
 from matrix import ids_of
 from transformers import ContinuousBatchingConfig
 from transformers import GenerationConfig
 
-HEADS = {"decoder": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM"}
-
-
-def asks(what: str) -> Any:
-    return pytest.mark.row("transformers: continuous batching", what, package="transformers")
+asks = asks_of("transformers: continuous batching", package="transformers")
 
 
 @asks("generate_batch, init_continuous_batching, cache_implementation='paged'")
 @pytest.mark.parametrize("kind", params(*DECODERS.values(), *SEQ2SEQS.values()))
 def test_continuous_batching_is_refused(kind: Kind, record_property: Any) -> None:
-    model: Any = kind.model(HEADS[kind.name.split()[0]])
+    model: Any = kind.model()
     entries = [
         lambda: model.generate_batch(ids_of().tolist()),
         lambda: model.init_continuous_batching(),
@@ -39,7 +36,7 @@ def test_continuous_batching_is_refused(kind: Kind, record_property: Any) -> Non
 @asks("generate_batch, init_continuous_batching, cache_implementation='paged'")
 @pytest.mark.parametrize("kind", params(LLAMA))
 def test_continuous_batching_of_the_peer(kind: Kind) -> None:
-    model = kind.model("AutoModelForCausalLM", dtype=torch.float32)
+    model = kind.model(dtype=torch.float32)
     settings = ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64)
     config = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
     ids = ids_of()

@@ -11,6 +11,7 @@ import torch
 from client_models import DECODERS
 from client_models import DECODERS_AND_LLAMA
 from client_models import Kind
+from client_models import asks_of
 from matrix import ids_of
 from matrix import sharpen
 from transformers import AutoModelForCausalLM
@@ -21,6 +22,7 @@ from transformers import WatermarkingConfig
 
 from hf_relpos.data.tokenizers import build_byte_tokenizer
 
+asks = asks_of("transformers: generate", package="transformers")
 SAMPLE = {"do_sample": True, "top_k": 0}
 BEAMS = {"num_beams": 3}
 ENDS = [5, 6, 7, 8, 9, 10]
@@ -74,10 +76,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 CACHES = {"cache_implementation", "max_cache_len", "prefill_chunk_size"}
 """What has no meaning without a cache."""
-
-
-def asks(what: str) -> Any:
-    return pytest.mark.row("transformers: generate", what, package="transformers")
 
 
 def options(given: dict[str, Any]) -> list[Any]:

@@ -6,20 +6,18 @@ import pytest
 import torch
 from client_models import DECODERS_AND_LLAMA
 from client_models import Kind
+from client_models import asks_of
 from matrix import Case
 
 from hf_relpos.data.tokenizers import build_byte_tokenizer
 
+asks = asks_of("lm_eval")
 pytestmark = pytest.mark.clients
 BOUND = 16
 TOKENIZER = build_byte_tokenizer()
 FIELDS = {"vocab_size": len(TOKENIZER), "eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
 PAIRS = [("The capital of France is", " Paris"), ("2+2=", "4"), ("a longer context, so that rows are padded", " end")]
 TEXTS = ["A text of more than one window, which is read from its first token to its last one.", "short"]
-
-
-def asks(what: str) -> Any:
-    return pytest.mark.row("lm_eval", what)
 
 
 def client(model: Any, **settings: Any) -> Any:

@@ -5,23 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from client_models import BERT
-from client_models import DECODERS
-from client_models import ENCODERS
-from client_models import LLAMA
-from client_models import SEQ2SEQS
-from client_models import T5
+from client_models import ALL
 from client_models import Kind
-from client_models import params
+from client_models import asks_of
 from matrix import ids_of
 
-ALL = params(*DECODERS.values(), LLAMA, *ENCODERS.values(), BERT, *SEQ2SEQS.values(), T5)
-
-
-def head_of(kind: Kind) -> str:
-    if kind in [*SEQ2SEQS.values(), T5]:
-        return "AutoModelForSeq2SeqLM"
-    return "AutoModelForMaskedLM" if kind in [*ENCODERS.values(), BERT] else "AutoModelForCausalLM"
+asks = asks_of("transformers: loading", package="transformers")
 
 
 @torch.no_grad()
@@ -34,10 +23,6 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
-def asks(what: str) -> Any:
-    return pytest.mark.row("transformers: loading", what, package="transformers")
-
-
 def reload(model: Any, folder: pathlib.Path, **options: Any) -> Any:
     return type(model).from_pretrained(folder, dtype=torch.float64, **options)
 
@@ -46,7 +31,7 @@ def reload(model: Any, folder: pathlib.Path, **options: Any) -> Any:
 @asks("sharded weights, which from_pretrained fills into a model made on the meta device")
 @pytest.mark.parametrize("kind", ALL)
 def test_shards(kind: Kind, tmp_path: pathlib.Path) -> None:
-    model = kind.model(head_of(kind))
+    model = kind.model()
     wanted = logits_of(model)
     model.save_pretrained(tmp_path, max_shard_size="8KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
@@ -58,7 +43,7 @@ def test_shards(kind: Kind, tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("kind", ALL)
 def test_device_map(kind: Kind, tmp_path: pathlib.Path) -> None:
     pytest.importorskip("accelerate")
-    model = kind.model(head_of(kind))
+    model = kind.model()
     model.save_pretrained(tmp_path)
     for device_map in ("auto", {"": "cpu"}):
         close(logits_of(reload(model, tmp_path, device_map=device_map)), logits_of(model))
@@ -68,7 +53,7 @@ def test_device_map(kind: Kind, tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("kind", ALL)
 def test_disk_offload(kind: Kind, tmp_path: pathlib.Path) -> None:
     accelerate = pytest.importorskip("accelerate")
-    model = kind.model(head_of(kind))
+    model = kind.model()
     wanted = logits_of(model)
     found = accelerate.disk_offload(model, str(tmp_path), execution_device=torch.device("cpu"))
     assert any(weight.is_meta for weight in found.parameters())

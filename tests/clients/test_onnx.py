@@ -6,14 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from client_models import BERT
-from client_models import DECODERS
-from client_models import ENCODERS
-from client_models import LLAMA
-from client_models import SEQ2SEQS
-from client_models import T5
+from client_models import ALL
+from client_models import HEADS
 from client_models import Kind
-from client_models import params
 from matrix import CONFIGS
 from matrix import DIRECTION
 from matrix import MATRIX
@@ -21,7 +16,6 @@ from matrix import ids_of
 
 from hf_relpos.model.scheme_registry import scheme_class
 
-ALL = params(*DECODERS.values(), LLAMA, *ENCODERS.values(), BERT, *SEQ2SEQS.values(), T5)
 SCHEMES = [
     (family, row.scheme, row.variants[0])
     for row in MATRIX
@@ -78,10 +72,8 @@ def compare(model: Any, options: dict[str, Any], with_target: bool = False) -> N
 @pytest.mark.parametrize("kind", ALL)
 def test_kinds_in_onnxruntime(kind: Kind) -> None:
     pytest.importorskip("onnxscript")
-    seq2seq = kind in [*SEQ2SEQS.values(), T5]
-    encoder = kind in [*ENCODERS.values(), BERT]
-    auto = "AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForMaskedLM" if encoder else "AutoModelForCausalLM"
-    compare(kind.model(auto, torch.float32), {} if encoder else {"use_cache": False}, seq2seq)
+    options = {} if kind.head == HEADS["Encoder"] else {"use_cache": False}
+    compare(kind.model(dtype=torch.float32), options, kind.head == HEADS["Seq2Seq"])
 
 
 @pytest.mark.clients
@@ -91,6 +83,5 @@ def test_kinds_in_onnxruntime(kind: Kind) -> None:
 def test_every_scheme_in_onnxruntime(family: str, scheme: str, parameters: dict[str, Any]) -> None:
     pytest.importorskip("onnxscript")
     fields = {"position_scheme": scheme, "position_parameters": parameters}
-    kind = Kind(f"{family} {scheme}", CONFIGS[family], fields)
-    auto = {"decoder": "AutoModelForCausalLM", "encoder": "AutoModelForMaskedLM"}[family]
-    compare(kind.model(auto, torch.float32), {"use_cache": False} if family == "decoder" else {})
+    kind = Kind(f"{family} {scheme}", CONFIGS[family], fields, HEADS[family.capitalize()])
+    compare(kind.model(dtype=torch.float32), {"use_cache": False} if family == "decoder" else {})

@@ -6,34 +6,30 @@ from typing import Any
 
 import pytest
 import torch
+from client_models import ALL
 from client_models import BERT
 from client_models import DECODERS_AND_LLAMA
 from client_models import ENCODERS
-from client_models import ENCODERS_AND_BERT
-from client_models import SEQ2SEQS_AND_T5
 from client_models import Kind
+from client_models import asks_of
 from matrix import DIRECTION
 from matrix import MATRIX
 from matrix import SIZES
 from matrix import Case
 from matrix import ids_of
-from matrix import sharpen
 from safetensors.torch import load_file
+from test_peft import fresh
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import hf_relpos
 from hf_relpos.model.scheme_registry import scheme_class
 
+asks = asks_of("peft")
 pytestmark = pytest.mark.clients
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 GATED = {"intermediate_size": 32, "gated_mlp": True}
 """A feed-forward layer as Llama's, so that IA3 finds a `down_proj`; methods that cut layers into blocks need a width of blocks."""
-FAMILIES = [*DECODERS_AND_LLAMA, *ENCODERS_AND_BERT, *SEQ2SEQS_AND_T5]
 CLASSES = torch.tensor([0, 1])
-
-
-def asks(what: str) -> Any:
-    return pytest.mark.row("peft", what)
 
 
 def task(kind: Kind) -> tuple[str, str, dict[str, torch.Tensor]]:
@@ -48,10 +44,6 @@ def task(kind: Kind) -> tuple[str, str, dict[str, torch.Tensor]]:
 def base(kind: Kind) -> Any:
     fields = {} if kind.peer else GATED
     return kind.model(task(kind)[0], dtype=torch.float32, **fields)
-
-
-def fresh(kind: Any, config: Any) -> Any:
-    return sharpen(kind(config)).float().eval()
 
 
 def trained(model: Any, **labels: torch.Tensor) -> Any:
@@ -102,7 +94,7 @@ def rows(methods: list[str], what: str) -> list[Any]:
     return [pytest.param(method, marks=asks(f"{method}: {what}"), id=method) for method in methods]
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("method", rows(WRAPPING, "trained with default targets, saved, loaded and merged"))
 def test_a_method_that_wraps_layers(kind: Kind, method: str, tmp_path: pathlib.Path, record_property: Any) -> None:
     peft = pytest.importorskip("peft")
@@ -120,7 +112,7 @@ def test_a_method_that_wraps_layers(kind: Kind, method: str, tmp_path: pathlib.P
     torch.testing.assert_close(answers(loaded.merge_and_unload(), kind), wanted, **CLOSE)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("method", rows(PROMPTS, "trained, saved and loaded"))
 def test_a_method_of_prompts(kind: Kind, method: str, tmp_path: pathlib.Path, record_property: Any) -> None:
     peft = pytest.importorskip("peft")

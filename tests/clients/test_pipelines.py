@@ -9,6 +9,7 @@ from client_models import DECODERS
 from client_models import DECODERS_AND_LLAMA
 from client_models import ENCODERS_AND_BERT
 from client_models import Kind
+from client_models import asks_of
 from transformers import TextIteratorStreamer
 from transformers import pipeline
 from transformers.decision import DecisionConfig
@@ -16,6 +17,7 @@ from transformers.pipelines import SUPPORTED_TASKS
 
 from hf_relpos.data.tokenizers import build_byte_tokenizer
 
+asks = asks_of("transformers: pipelines", package="transformers")
 TOKENIZER: Any = build_byte_tokenizer()
 TEXTS = ["one text", "another one, which is longer", "a third"]
 LABELS = {0: "contradiction", 1: "neutral", 2: "entailment"}
@@ -44,10 +46,6 @@ def client(task: str, kind: Kind, auto: str, tokens: tuple[str, ...] = (), **set
     tokenizer.chat_template = CHAT
     make: Any = pipeline  # which is typed for literal names
     return make(task, model=kind.model(auto, **FIELDS | {"vocab_size": len(tokenizer)}), tokenizer=tokenizer, **settings)
-
-
-def asks(what: str) -> Any:
-    return pytest.mark.row("transformers: pipelines", what, package="transformers")
 
 
 def close(found: Any, wanted: Any) -> None:

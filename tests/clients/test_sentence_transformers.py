@@ -7,11 +7,13 @@ import pytest
 import torch
 from client_models import ENCODERS_AND_BERT
 from client_models import Kind
+from client_models import asks_of
 from matrix import SIZES
 from matrix import Case
 
 from hf_relpos.data.tokenizers import build_byte_tokenizer
 
+asks = asks_of("sentence-transformers")
 pytestmark = pytest.mark.clients
 BOUND = 16
 TOKENIZER = build_byte_tokenizer()
@@ -19,10 +21,6 @@ FIELDS = {"vocab_size": len(TOKENIZER), "pad_token_id": TOKENIZER.pad_token_id}
 TEXTS = ["short", "a text that is longer than the length of training", "another text"]
 PAIRS = [("a question", "its answer"), ("why?", "a longer answer, which makes the other row one with padding")]
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-def asks(what: str) -> Any:
-    return pytest.mark.row("sentence-transformers", what)
 
 
 def save(kind: Kind, auto: str, folder: pathlib.Path, **fields: Any) -> Any:

@@ -8,10 +8,12 @@ import pytest
 import torch
 from client_models import DECODERS_AND_LLAMA
 from client_models import Kind
+from client_models import asks_of
 from transformers import AutoModelForCausalLM
 
 from hf_relpos.data.tokenizers import build_byte_tokenizer
 
+asks = asks_of("trl")
 pytestmark = pytest.mark.clients
 TOKENIZER = build_byte_tokenizer()
 FIELDS = {
@@ -30,10 +32,6 @@ ROWS = [
     {"prompt": "long ", "completion": "x" * 20},
 ]
 LENGTH = 24
-
-
-def asks(what: str) -> Any:
-    return pytest.mark.row("trl", what)
 
 
 def make(kind: Kind) -> Any:
