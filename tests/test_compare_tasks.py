@@ -24,6 +24,7 @@ from hf_relpos.evaluation.cost import step_cost
 from hf_relpos.evaluation.labelled_tasks import encode_row
 from hf_relpos.evaluation.labelled_tasks import majority
 from hf_relpos.evaluation.labelled_tasks import score_classes
+from hf_relpos.evaluation.learned_bias import bias_by_distance
 from hf_relpos.evaluation.masked import evaluate_masked
 from hf_relpos.evaluation.permuted import evaluate_permuted
 from hf_relpos.evaluation.tasks import ask
@@ -157,6 +158,23 @@ def test_labelled_rows_come_from_tables_and_treebanks(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             read_labelled(wrong)
+
+
+def test_the_bias_of_a_trained_scheme_is_kept_by_distance():
+    def biases(**fields):
+        sizes: Any = {**SIZES, "num_hidden_layers": 2, "vocab_size": 20} | fields
+        return bias_by_distance(RelPosDecoderForCausalLM(RelPosDecoderConfig(**sizes)), 12)
+
+    found = biases(position_scheme="alibi")
+    assert [row["distance"] for row in found] == [1, 2, 4, 8]
+    assert found[3]["heads"] == pytest.approx([-8 * 2.0**-4, -8 * 2.0**-8]) and found[3]["bias"] == pytest.approx(-0.265625)
+    model = RelPosDecoderForCausalLM(RelPosDecoderConfig(position_scheme="learned_bias", vocab_size=20, **SIZES))
+    with torch.no_grad():
+        table = model.model.position_schemes[0].bias.normal_()  # the entry of distance 0 is the last
+        wanted = (table - table[:, -1:])[:, [-2, -3, -5, -9]].T
+    torch.testing.assert_close(torch.tensor([row["heads"] for row in bias_by_distance(model, 12)]), wanted)
+    assert biases(position_scheme="rope") == biases(position_scheme="transformer_xl") == biases(position_scheme="fox") == []
+    assert biases(position_scheme="rope+alibi") == found and len(biases(position_scheme="fire")) == 4
 
 
 def test_peak_memory_is_what_a_call_holds_at_once():

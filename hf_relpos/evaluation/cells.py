@@ -37,7 +37,7 @@ class Cell:
 
     Attributes:
         task: the task's name in the comparison.
-        kind: what the task is: `language_modelling`, `probe` or `masked_lm`.
+        kind: what the task is, one of `OPTIONS` (`plan.py`).
         scheme: the scheme's name in the comparison.
         seed: the seed of weights and data.
         settings: the arguments of `train_lm.py` that train it.

@@ -228,11 +228,18 @@ def _curve_plots(task: str, curves: Rows, order: list[str]) -> list[Part]:
             "loss by context, the same last tokens",
         ),
         "training": ("step", "loss", "training step", "loss of the training batches"),
+        "bias_by_distance": (
+            "distance",
+            "bias",
+            "distance back from the query (tokens)",
+            "learned bias by distance, what the first layer adds to a score, mean over heads",
+        ),
     }
+    up = {"bias_by_distance": "bias less that at distance 0 (nats)"}
     for kind, (x, y, label, caption) in across.items():
         lines = mean_curves(curves, kind, x, y)
         if lines:
-            plot = line_plot(lines, label, "loss (nats a token)", kind != "training", order)
+            plot = line_plot(lines, label, up.get(kind, "loss (nats a token)"), kind != "training", order)
             parts.append(Plot(figure_name(task, kind), f"{task}: {caption}, mean over seeds.", plot))
     spans = [
         one | {"by_position": one["curves"]["loss_by_position"][-1]} for one in curves if one["curves"].get("loss_by_position")

@@ -21,8 +21,8 @@ from hf_relpos.evaluation.language_model import evaluating
 from hf_relpos.evaluation.outcome import Output
 from hf_relpos.evaluation.outcome import Rows
 from hf_relpos.evaluation.outcome import cost_beside_baseline
+from hf_relpos.evaluation.outcome import kept_curves
 from hf_relpos.evaluation.outcome import metric_rows
-from hf_relpos.evaluation.outcome import training_curves
 from hf_relpos.metrics import compute_metric
 from hf_relpos.training.arguments import parse_arguments
 from hf_relpos.training.checked_trainer import CheckedTrainer
@@ -69,7 +69,7 @@ def run_labelled(cell: Cell, file: str) -> Output:
     rows = metric_rows(length, **score_classes(model, encoded["validation"], collator, options["batch_size"]))
     result = {
         "rows": rows,
-        "curves": training_curves(trainer.state.log_history),
+        "curves": kept_curves(trainer, length),
         "notes": [_describe(encoded, tables, names, length)],
         "data": hashlib.sha256(json.dumps(encoded, sort_keys=True).encode()).hexdigest(),
         "chance": metric_rows(length, **majority(encoded)),

@@ -4,9 +4,11 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers import Trainer
 
 from hf_relpos.evaluation.cells import Cell
 from hf_relpos.evaluation.cost import step_cost
+from hf_relpos.evaluation.learned_bias import bias_by_distance
 
 Rows = list[dict[str, Any]]
 Output = tuple[dict[str, Any], dict[str, Any]]
@@ -23,15 +25,18 @@ def missing_rows(length: int, reason: str, *metrics: str) -> Rows:
     return [{"length": length, "metric": name, "value": None, "reason": reason} for name in metrics]
 
 
-def training_curves(history: Rows) -> dict[str, Rows]:
-    """Return the losses that Trainer logged: of training batches, and of the validation blocks."""
+def kept_curves(trainer: Trainer, length: int) -> dict[str, Rows]:
+    """Return the losses that Trainer logged, of training batches and of the validation blocks, and the bias over the trained length."""
     keep = {"training": ("loss",), "validation": ("eval_loss", "eval_bits_per_byte")}
-    return {
+    history: Rows = trainer.state.log_history
+    curves = {
         curve: [
             {"step": one["step"]} | {name: one[name] for name in names if name in one} for one in history if names[0] in one
         ]
         for curve, names in keep.items()
     }
+    model: Any = trainer.model
+    return curves | {"bias_by_distance": bias_by_distance(model, length)}
 
 
 def cost_beside_baseline(cell: Cell, model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from hf_relpos.evaluation.lengths import why_not
 from hf_relpos.evaluation.outcome import Output
 from hf_relpos.evaluation.outcome import Rows
 from hf_relpos.evaluation.outcome import cost_beside_baseline
+from hf_relpos.evaluation.outcome import kept_curves
 from hf_relpos.evaluation.outcome import metric_rows
 from hf_relpos.evaluation.outcome import missing_rows
-from hf_relpos.evaluation.outcome import training_curves
 from hf_relpos.evaluation.windows import Windows
 from hf_relpos.evaluation.windows import take_windows
 from hf_relpos.training.checked_trainer import CheckedTrainer
@@ -57,7 +57,7 @@ def run_permuted(cell: Cell, file: str) -> Output:
     ids = torch.stack([row["input_ids"] for row in first])
     result = {
         "rows": evaluate_permuted(model, tokenizer, windows, lengths, cell.options["batch_size"]),
-        "curves": training_curves(trainer.state.log_history),
+        "curves": kept_curves(trainer, cell.settings["block_size"]),
         "notes": [note for note in windows.notes if not note.startswith("no bits per byte")],
         "data": hashlib.sha256(ids.numpy().tobytes() + windows.inputs.numpy().tobytes()).hexdigest(),
     }

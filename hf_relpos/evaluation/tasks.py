@@ -32,9 +32,9 @@ from hf_relpos.evaluation.masked import evaluate_masked
 from hf_relpos.evaluation.outcome import Output
 from hf_relpos.evaluation.outcome import Rows
 from hf_relpos.evaluation.outcome import cost_beside_baseline
+from hf_relpos.evaluation.outcome import kept_curves
 from hf_relpos.evaluation.outcome import metric_rows
 from hf_relpos.evaluation.outcome import missing_rows
-from hf_relpos.evaluation.outcome import training_curves
 from hf_relpos.evaluation.permuted import run_permuted
 from hf_relpos.evaluation.probe_trainer import ProbeTrainer
 from hf_relpos.evaluation.probe_trainer import probe_targets
@@ -81,7 +81,7 @@ def run_text(cell: Cell, file: str) -> Output:
     lengths = [block * times for times in options["lengths"]]
     assert job.validation is not None, "a comparison evaluates on validation text"
     windows = take_windows(job.validation, job.tokenizer, max(lengths), options["tokens"])
-    curves = training_curves(job.trainer.state.log_history)
+    curves = kept_curves(job.trainer, block)
     if cell.kind == "masked_lm":
         rows = evaluate_masked(model, job.tokenizer, windows, lengths, options["batch_size"])
     else:
@@ -132,7 +132,7 @@ def run_probe(cell: Cell, file: str) -> Output:
     batch = train[: args.per_device_train_batch_size]
     result = {
         "rows": rows,
-        "curves": training_curves(trainer.state.log_history),
+        "curves": kept_curves(trainer, cell.settings["block_size"]),
         "notes": [],
         "data": hashlib.sha256(train[:]["input_ids"].numpy().tobytes()).hexdigest(),
         "chance": [row for size in probe.sizes[: options["sizes"]] for row in metric_rows(size, accuracy=probe.chance(size))],
