@@ -22,7 +22,10 @@ from hf_relpos.evaluation.comparison import cells_root
 from hf_relpos.evaluation.comparison import estimate_seconds
 from hf_relpos.evaluation.comparison import format_plan
 from hf_relpos.evaluation.comparison import run_cells
+from hf_relpos.evaluation.cost_findings import equal_cost
+from hf_relpos.evaluation.findings import mean_curves
 from hf_relpos.evaluation.findings import peers
+from hf_relpos.evaluation.matching import count_parameters
 from hf_relpos.evaluation.plan import OPTIONS
 from hf_relpos.evaluation.plan import read_comparison
 from hf_relpos.evaluation.plots import line_plot
@@ -262,6 +265,35 @@ def test_tasks_of_encoders_give_the_same_numbers_again(tmp_path):
     )
 
 
+def test_models_are_matched_in_parameters_by_a_wider_feed_forward(tmp_path):
+    given = {"schemes": ["nope", "learned_bias", "shaw"], "seeds": [0], "settings": {"block_size": 16}}
+    shapes = read_comparison(write_comparison(tmp_path, **given), str(tmp_path / "out")).cells
+    comparison = read_comparison(write_comparison(tmp_path, match="parameters", **given), str(tmp_path / "out"))
+    for task in TASKS:
+        before, after = (
+            [count_parameters(cell) for cell in cells if cell.task == task] for cells in (shapes, comparison.cells)
+        )
+        largest = max(count for count, _ in before)
+        assert min(count for count, _ in before) < 0.95 * largest
+        assert all(abs(count - largest) <= 0.01 * largest for count, _ in after)
+    wide = [cell.settings["config_overrides"]["intermediate_size"] for cell in comparison.cells[:3]]
+    assert wide[0] > wide[1] > wide[2] and comparison.cells[2].options["baseline"]["intermediate_size"] == wide[0]
+    assert not {cell.name for cell in shapes} & {cell.name for cell in comparison.cells}
+    run_cells(comparison, fake)
+    write_results(comparison)
+    assert "same number of parameters" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_a_loss_at_equal_cost_is_read_off_the_curve():
+    curves = [
+        {"scheme": name, "seed": 0, "curves": {"validation": [{"step": 10 * i, "eval_loss": top - i} for i in range(1, 5)]}}
+        for name, top in (("cheap", 8), ("dear", 6))
+    ]
+    found = mean_curves(curves, "validation", "step", "eval_loss")
+    assert equal_cost(found, {"cheap": 2.0, "dear": 5.0}) == {"cheap": (40.0, 4.0), "dear": (16.0, pytest.approx(4.4))}
+    assert set(equal_cost(found, {"cheap": 1.0, "dear": 9.0})) == {"cheap"}  # before the first evaluation nothing is known
+
+
 def test_a_plan_says_what_is_to_run_and_how_long_it_takes(tmp_path):
     comparison = read_comparison(
         write_comparison(tmp_path, seeds=[0, 1, 2], settings={"max_steps": 20}), str(tmp_path / "out")
@@ -303,6 +335,7 @@ def _labelled(**task):
         ({"settings": {"max_steps": -1}}, "max_steps is missing"),
         ({"schemes": {"nope": {"position_parameters": {"slopes": 1}}}}, "task text, scheme nope: "),
         ({"tasks": {"tags": {"kind": "tagging"}}}, "tasks: tags: train_file: None must name the file of labelled rows"),
+        ({"match": "flops"}, "match: 'flops' is none of parameters"),
         (_permuted(block_size=15), "task permuted, scheme rope: block_size=15 must be even"),
         (_permuted(), "task permuted, scheme rope: block_size is missing"),
         (_labelled(train_file="absent.tsv"), "task labelled: there is no labelled file absent.tsv"),

@@ -13,18 +13,15 @@ from hf_relpos.data.probes import PROBES
 from hf_relpos.data.sources import describe_source
 from hf_relpos.data.sources import describe_text
 from hf_relpos.evaluation.cells import Cell
+from hf_relpos.evaluation.matching import match_parameters
 from hf_relpos.model.scheme_registry import SCHEMES
 from hf_relpos.model.scheme_registry import scheme_class
-from hf_relpos.training.arguments import DataArguments
-from hf_relpos.training.arguments import ModelArguments
-from hf_relpos.training.arguments import RunArguments
-from hf_relpos.training.arguments import parse_arguments
 from hf_relpos.training.model_setup import build_config
 from hf_relpos.training.settings_file import read_yaml
 from hf_relpos.training.settings_file import refuse_unknown
 from hf_relpos.training.texts import needed_documents
 
-KEYS = ("title", "also", "schemes", "seeds", "baseline", "encoder_baseline", "output_dir", "settings", "tasks")
+KEYS = ("title", "also", "schemes", "seeds", "baseline", "encoder_baseline", "output_dir", "match", "settings", "tasks")
 # What a task may say, with its default; the rest are arguments of train_lm.py under `settings`.
 COMMON: dict[str, Any] = {"kind": None, "settings": {}, "schemes": None, "batch_size": 16}
 LABELLED: dict[str, Any] = {"examples": 1000, "train_examples": None}
@@ -62,6 +59,7 @@ class Comparison:
         schemes, seeds, tasks: their names.
         baselines: by task, the scheme that the others are compared with.
         cells: all of its cells.
+        match: `parameters` if models were widened to the same number of them, None if they have the same shape.
         also: files of `evaluate --lengths --output` whose models stand in the same plots, by name.
     """
 
@@ -73,6 +71,7 @@ class Comparison:
     tasks: list[str]
     baselines: dict[str, str]
     cells: list[Cell]
+    match: str | None
     also: dict[str, Path]
 
 
@@ -108,6 +107,10 @@ def read_comparison(file: str | Path, output: str | None = None) -> Comparison:
                 fields = schemes.get(baselines[name], {"position_scheme": baselines[name]})
                 cells.append(_cell(name, task, scheme, seed, settings, fields))
     _refuse_wrong_settings(cells, where)
+    match = given.get("match")
+    if match not in (None, "parameters"):
+        raise ValueError(f"{where}match: {match!r} is none of parameters, and null for models of the same shape")
+    cells = match_parameters(cells, baselines) if match else cells
     cells = [_with_text(cell, texts) for cell in cells]
     folder = Path(output or given.get("output_dir") or f"runs/compare/{Path(file).stem}")
     title = str(given.get("title", Path(file).stem))
@@ -117,7 +120,7 @@ def read_comparison(file: str | Path, output: str | None = None) -> Comparison:
             raise ValueError(
                 f"{where}also: there is no file {path}; `evaluate FOLDER --lengths ... --output {path}` writes it"
             )
-    return Comparison(title, Path(file), folder, list(schemes), seeds, list(tasks), baselines, cells, also)
+    return Comparison(title, Path(file), folder, list(schemes), seeds, list(tasks), baselines, cells, match, also)
 
 
 def _schemes(given: Any, where: str) -> dict[str, dict[str, Any]]:
@@ -234,14 +237,6 @@ def _cell(name: str, task: dict[str, Any], scheme: str, seed: int, settings: dic
     return Cell(name, task["kind"], scheme, seed, settings, options, {}, refused[0] if refused else None)
 
 
-def _arguments(settings: Mapping[str, Any]) -> tuple[ModelArguments, DataArguments, RunArguments]:
-    words = []
-    for name, value in settings.items():
-        values = value if isinstance(value, list) and name.endswith("_file") else [value]
-        words += [f"--{name}", *(one if isinstance(one, str) else json.dumps(one) for one in values)]
-    return parse_arguments(words)
-
-
 def _refuse_wrong_settings(cells: list[Cell], where: str) -> None:
     """Refuse settings that no run can have, once for each task and each scheme."""
     seen: set[tuple[str, str]] = set()
@@ -250,7 +245,7 @@ def _refuse_wrong_settings(cells: list[Cell], where: str) -> None:
         if cell.not_applicable is None and new:
             seen |= new
             try:
-                arguments, _, args = _arguments(cell.settings)
+                arguments, _, args = cell.arguments
                 build_config(arguments, cell.settings.get("block_size"))
                 if "block_size" not in cell.settings:
                     raise ValueError("block_size is missing: the trained length, in tokens")
@@ -276,6 +271,6 @@ def _with_text(cell: Cell, texts: dict[str, dict[str, Any]]) -> Cell:
         return Cell(**{**vars(cell), "text": texts[key]})
     key = json.dumps({name: cell.settings.get(name) for name in TEXT})
     if key not in texts:
-        _, data, args = _arguments(cell.settings)
+        _, data, args = cell.arguments
         texts[key] = {"source": describe_source(data), **describe_text(needed_documents(data, args))}
     return Cell(**{**vars(cell), "text": texts[key]})
