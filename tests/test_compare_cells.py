@@ -22,7 +22,11 @@ from hf_relpos.evaluation.comparison import cells_root
 from hf_relpos.evaluation.comparison import estimate_seconds
 from hf_relpos.evaluation.comparison import format_plan
 from hf_relpos.evaluation.comparison import run_cells
+from hf_relpos.evaluation.cost_findings import equal_cost
+from hf_relpos.evaluation.findings import mean_curves
 from hf_relpos.evaluation.findings import peers
+from hf_relpos.evaluation.matching import count_parameters
+from hf_relpos.evaluation.plan import OPTIONS
 from hf_relpos.evaluation.plan import read_comparison
 from hf_relpos.evaluation.plots import line_plot
 from hf_relpos.evaluation.report import write_results
@@ -213,8 +217,10 @@ def test_what_a_scheme_cannot_do_is_not_applicable(tmp_path):
     tasks = {
         "memory": {"kind": "language_modelling", "mem_len": 8, "settings": {"block_size": 16}},
         "masked": {"kind": "masked_lm", "settings": {"block_size": 16}},
+        "permuted": {"kind": "permutation_lm", "settings": {"block_size": 16}},
     }
-    path = write_comparison(tmp_path, tasks, schemes=["nope", "learned_absolute", "rope"], seeds=[0])
+    given = {"schemes": ["nope", "learned_absolute", "rope"], "seeds": [0], "encoder_baseline": "learned_absolute"}
+    path = write_comparison(tmp_path, tasks, **given)
     comparison = read_comparison(path, str(tmp_path / "out"))
     reasons = {(cell.task, cell.scheme): cell.not_applicable for cell in comparison.cells}
     assert reasons["memory", "learned_absolute"].startswith("refused for memory: absolute positions")
@@ -224,12 +230,68 @@ def test_what_a_scheme_cannot_do_is_not_applicable(tmp_path):
         ("memory", "rope"),
         ("masked", "learned_absolute"),
         ("masked", "rope"),
+        ("permuted", "rope"),
     ]
+    assert reasons["permuted", "learned_absolute"].startswith("refused for two streams")
     run_cells(comparison, fake)
     write_results(comparison)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "refused for bidirectional" in page and "<tr><td>nope</td><td>n/a</td>" in page
-    assert comparison.baselines == {"memory": "nope", "masked": "learned_absolute"}
+    assert comparison.baselines == {"memory": "nope", "masked": "learned_absolute", "permuted": "rope"}
+
+
+def test_tasks_of_encoders_give_the_same_numbers_again(tmp_path):
+    (tmp_path / "labels.csv").write_text("text,label\n" + "".join(f"a cat {i},noun\nto run {i},verb\n" for i in range(20)))
+    word = "# newdoc id = {0}\n1\tDogs\tdog\tNOUN\t_\t_\t0\troot\t_\t_\n2\trun\trun\tVERB\t_\t_\t0\troot\t_\t_\n\n"
+    (tmp_path / "words.conllu").write_text("".join(map(word.format, range(40))))
+    settings = {"settings": {"block_size": 16}}
+    tasks = {
+        "permuted": {"kind": "permutation_lm", "lengths": [1, 2], "tokens": 64} | settings,
+        "classes": {"kind": "classification", "train_file": str(tmp_path / "labels.csv")} | settings,
+        "tags": {"kind": "tagging", "train_file": str(tmp_path / "words.conllu")} | settings,
+    }
+    comparison = read_comparison(write_comparison(tmp_path, tasks, schemes=["rope"], seeds=[0]), str(tmp_path / "out"))
+    assert all("train_file" not in cell.settings for cell in comparison.cells[1:])  # the text of other tasks
+    run_cells(comparison)
+    write_results(comparison)
+    found = {(row["task"], row["length"], row["metric"]): row["value"] for row in result_rows(comparison)}
+    for task in ("classes", "tags"):
+        assert all(0 <= found[task, 16, name] <= 1 for name in ("accuracy", "macro_f1"))
+        assert 0 < found[task, 16, "chance_accuracy"] < 1
+    assert all(0 < found["permuted", length, "loss"] < 8 for length in (16, 32))
+    assert (
+        json.loads(json.dumps(run_cell(comparison.cells[2])[0]))
+        == CellFolder(cells_root(comparison), comparison.cells[2]).result
+    )
+
+
+def test_models_are_matched_in_parameters_by_a_wider_feed_forward(tmp_path):
+    given = {"schemes": ["nope", "learned_bias", "shaw"], "seeds": [0], "settings": {"block_size": 16}}
+    shapes = read_comparison(write_comparison(tmp_path, **given), str(tmp_path / "out")).cells
+    comparison = read_comparison(write_comparison(tmp_path, match="parameters", **given), str(tmp_path / "out"))
+    for task in TASKS:
+        before, after = (
+            [count_parameters(cell) for cell in cells if cell.task == task] for cells in (shapes, comparison.cells)
+        )
+        largest = max(count for count, _ in before)
+        assert min(count for count, _ in before) < 0.95 * largest
+        assert all(abs(count - largest) <= 0.01 * largest for count, _ in after)
+    wide = [cell.settings["config_overrides"]["intermediate_size"] for cell in comparison.cells[:3]]
+    assert wide[0] > wide[1] > wide[2] and comparison.cells[2].options["baseline"]["intermediate_size"] == wide[0]
+    assert not {cell.name for cell in shapes} & {cell.name for cell in comparison.cells}
+    run_cells(comparison, fake)
+    write_results(comparison)
+    assert "same number of parameters" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_a_loss_at_equal_cost_is_read_off_the_curve():
+    curves = [
+        {"scheme": name, "seed": 0, "curves": {"validation": [{"step": 10 * i, "eval_loss": top - i} for i in range(1, 5)]}}
+        for name, top in (("cheap", 8), ("dear", 6))
+    ]
+    found = mean_curves(curves, "validation", "step", "eval_loss")
+    assert equal_cost(found, {"cheap": 2.0, "dear": 5.0}) == {"cheap": (40.0, 4.0), "dear": (16.0, pytest.approx(4.4))}
+    assert set(equal_cost(found, {"cheap": 1.0, "dear": 9.0})) == {"cheap"}  # before the first evaluation nothing is known
 
 
 def test_a_plan_says_what_is_to_run_and_how_long_it_takes(tmp_path):
@@ -243,6 +305,15 @@ def test_a_plan_says_what_is_to_run_and_how_long_it_takes(tmp_path):
     assert seconds == {"text": 11.0, "copy": 2.0}
     text = format_plan(comparison, seconds)
     assert "| text | 6 | 0 | 0 | 6 | 11.0 | 1.1 |" in text and "| copy | 6 | 0 | 6 | 0 | 2.0 | 0.0 |" in text
+
+
+def _permuted(**settings):
+    return {"tasks": {"permuted": {"kind": "permutation_lm", "settings": settings}}, "schemes": ["rope"]}
+
+
+def _labelled(**task):
+    labelled = {"kind": "classification", "train_file": "labels.csv", "settings": {"block_size": 16}}
+    return {"tasks": {"labelled": labelled | task}, "schemes": ["rope"]}
 
 
 @pytest.mark.parametrize(
@@ -263,9 +334,17 @@ def test_a_plan_says_what_is_to_run_and_how_long_it_takes(tmp_path):
         ({"settings": {"max_stepz": 3}}, "task text, scheme nope: unknown argument 'max_stepz'"),
         ({"settings": {"max_steps": -1}}, "max_steps is missing"),
         ({"schemes": {"nope": {"position_parameters": {"slopes": 1}}}}, "task text, scheme nope: "),
+        ({"tasks": {"tags": {"kind": "tagging"}}}, "tasks: tags: train_file: None must name the file of labelled rows"),
+        ({"match": "flops"}, "match: 'flops' is none of parameters"),
+        (_permuted(block_size=15), "task permuted, scheme rope: block_size=15 must be even"),
+        (_permuted(), "task permuted, scheme rope: block_size is missing"),
+        (_labelled(train_file="absent.tsv"), "task labelled: there is no labelled file absent.tsv"),
+        (_labelled(label_column="class"), "task labelled: .*labels.csv has no column 'class'; .*'text', 'label'"),
     ],
 )
-def test_a_wrong_file_is_refused_before_anything_is_run(tmp_path, given, message):
+def test_a_wrong_file_is_refused_before_anything_is_run(tmp_path, monkeypatch, given, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "labels.csv").write_text("text,label\n" + "a cat,noun\nto run,verb\n" * 9)
     given.setdefault("tasks", {"text": TASKS["text"] | {"settings": {"block_size": 16}}})
     with pytest.raises(SystemExit, match=message):
         main(["compare", str(write_comparison(tmp_path, **given)), "--output_dir", str(tmp_path / "out")])
@@ -370,6 +449,7 @@ def test_committed_comparisons_can_be_run(path, monkeypatch):
     comparison = read_comparison(path)
     assert {cell.kind for cell in comparison.cells} >= {"language_modelling"}
     if path.stem == "quick":
+        assert {cell.kind for cell in comparison.cells} == set(OPTIONS)
         assert set(comparison.schemes) == set(SCHEMES)
         assert {cell.options["probe"] for cell in comparison.cells if cell.kind == "probe"} == set(PROBES)
 
@@ -394,7 +474,7 @@ def test_nothing_is_concluded_from_a_probe_at_chance(tmp_path):
     def run(accuracies):
         def one(cell):
             row = {"length": 20, "metric": "accuracy", "value": accuracies[cell.scheme] + cell.seed / 100}
-            return fake(cell)[0] | {"rows": [row]}, fake(cell)[1]
+            return fake(cell)[0] | {"rows": [row], "chance": [row | {"value": 0.02}]}, fake(cell)[1]
 
         return one
 

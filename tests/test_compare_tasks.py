@@ -1,5 +1,6 @@
-"""What a cell of a comparison measures: answers of probes, masked tokens, and the cost of a step."""
+"""What a cell of a comparison measures: answers of probes, masked and permuted tokens, classes, and the cost of a step."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,15 +8,25 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import nn
+from transformers import DataCollatorForTokenClassification
 
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderForCausalLM
 from hf_relpos import RelPosEncoderConfig
+from hf_relpos import RelPosEncoderForPermutationLM
+from hf_relpos.data.labelled_files import LabelledSource
+from hf_relpos.data.labelled_files import read_labelled
+from hf_relpos.data.permuting import PermutationCollator
 from hf_relpos.data.probes import PROBES
 from hf_relpos.data.tokenizers import build_byte_tokenizer
 from hf_relpos.evaluation.cost import peak_memory
 from hf_relpos.evaluation.cost import step_cost
+from hf_relpos.evaluation.labelled_tasks import encode_row
+from hf_relpos.evaluation.labelled_tasks import majority
+from hf_relpos.evaluation.labelled_tasks import score_classes
+from hf_relpos.evaluation.learned_bias import bias_by_distance
 from hf_relpos.evaluation.masked import evaluate_masked
+from hf_relpos.evaluation.permuted import evaluate_permuted
 from hf_relpos.evaluation.tasks import ask
 from hf_relpos.evaluation.windows import take_windows
 
@@ -33,7 +44,7 @@ class Answers(nn.Module):
         super().__init__()
         self.config, self.answer = config, answer
 
-    def forward(self, input_ids):
+    def forward(self, input_ids, **others):
         return SimpleNamespace(logits=nn.functional.one_hot(self.answer(input_ids), self.config.vocab_size).float())
 
 
@@ -79,6 +90,91 @@ def test_the_same_tokens_are_masked_at_every_length():
     model.config = bounded
     last = evaluate_masked(model, TOKENIZER, windows, [8, 32], 4)[-1]
     assert last["value"] is None and "positions up to 8" in last["reason"]
+
+
+def test_the_same_targets_are_asked_in_every_length_of_a_permutation():
+    windows = take_windows(Dataset.from_dict({"text": ["the quick brown fox " * 20]}), TOKENIZER, 32, 256)
+    config = RelPosEncoderConfig(vocab_size=len(TOKENIZER), position_scheme="rope", **SIZES)
+    model: Any = Answers(config, lambda ids: torch.full_like(ids, ord(" ")))
+    found = rows_of(evaluate_permuted(model, TOKENIZER, windows, [8, 32], 4))
+    assert 0 < found[8, "accuracy"] == found[32, "accuracy"] < 1
+    assert found[8, "loss"] == pytest.approx(found[32, "loss"])
+
+
+def test_a_longer_length_shows_a_target_more_of_the_order():
+    windows = take_windows(Dataset.from_dict({"text": ["the quick brown fox " * 20]}), TOKENIZER, 32, 32)
+    config = RelPosEncoderConfig(vocab_size=len(TOKENIZER), position_scheme="rope", **SIZES)
+    model = RelPosEncoderForPermutationLM(config)
+    found = rows_of(evaluate_permuted(model, TOKENIZER, windows, [8, 32], 4))
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        batch = PermutationCollator(TOKENIZER)([{"input_ids": windows.inputs[0]}])
+        whole = model.eval()(**batch).loss
+        block = torch.arange(32) // 8
+        hidden = (block[:, None] != block).float()
+        parts = model(**batch | {"perm_mask": torch.maximum(batch["perm_mask"], hidden)}).loss
+    assert found[32, "loss"] == pytest.approx(float(whole), rel=1e-6)
+    assert found[8, "loss"] == pytest.approx(float(parts), rel=1e-6) != found[32, "loss"]
+
+
+def test_words_are_kept_apart_and_the_first_token_of_each_has_its_tag():
+    row = {"text": ["The", "dog", "sat"], "label": ["DET", "NOUN", "VERB"]}
+    found = encode_row(row, TOKENIZER, ["DET", "NOUN", "VERB"])
+    assert bytes(found["input_ids"]) == b"The dog sat"
+    assert found["labels"] == [0, -100, -100, 1, -100, -100, -100, 2, -100, -100, -100]
+    assert encode_row({"text": "a dog", "label": "b"}, TOKENIZER, ["a", "b"])["labels"] == 1
+
+
+def test_classes_are_scored_where_there_is_a_label():
+    rows = [{"input_ids": [7, 8], "labels": [1, -100]}, {"input_ids": [9], "labels": [2]}, {"input_ids": [5], "labels": [1]}]
+    model: Any = Answers(SimpleNamespace(vocab_size=3), lambda ids: (ids == 7) + 2 * (ids == 9))
+    collator = DataCollatorForTokenClassification(TOKENIZER)
+    found = score_classes(model, rows, collator, 2)
+    assert found == {"accuracy": pytest.approx(2 / 3), "macro_f1": pytest.approx((0 + 2 / 3 + 1) / 3)}
+    most = majority({"train": [{"labels": [1, 1, -100, -100, -100]}, {"labels": [2]}], "validation": rows})
+    assert most == {"accuracy": pytest.approx(2 / 3), "macro_f1": pytest.approx((4 / 5 + 0) / 2)}
+
+
+def source(path, validation=None, columns=("text", "label"), before=None):
+    return LabelledSource(str(path), validation and str(validation), *columns, before)
+
+
+def test_labelled_rows_come_from_tables_and_treebanks(tmp_path):
+    table, plain, words = tmp_path / "rows.jsonl", tmp_path / "plain.tsv", tmp_path / "words.conllu"
+    table.write_text("".join(json.dumps({"text": f"text {i}", "label": f"{i % 2}"}) + "\n" for i in range(40)))
+    plain.write_text("noun.animal\tcat\ta small animal\n")
+    words.write_text("".join(f"# newdoc id = {i}\n1\tDogs\tdog\tNOUN\t_\t_\t0\troot\t_\t_\n\n" for i in range(40)))
+    found = read_labelled(source(table))
+    assert len(found["train"]) + len(found["validation"]) == 40 and len(found["train"]) > len(found["validation"]) > 0
+    assert not {row["text"] for row in found["train"]} & {row["text"] for row in found["validation"]}
+    given = read_labelled(source(plain, plain, columns=(3, 1), before="."))
+    assert given["train"] == given["validation"] == [{"text": "a small animal", "label": "noun"}]
+    assert read_labelled(source(words, columns=("words", "tags")))["train"][0] == {"text": ["Dogs"], "label": ["NOUN"]}
+    for wrong, message in [
+        (source(tmp_path / "absent.tsv"), "there is no labelled file .*absent.tsv"),
+        (source(plain, columns=(3, 4)), "line 1 has 3 columns with tabs between, but 4 are asked for"),
+        (source(words, columns=("words", "tag")), "has no column 'tag'; one of words, lemmas, tags"),
+        (source(plain, columns=(3, 1)), "no labelled row is for"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            read_labelled(wrong)
+
+
+def test_the_bias_of_a_trained_scheme_is_kept_by_distance():
+    def biases(**fields):
+        sizes: Any = {**SIZES, "num_hidden_layers": 2, "vocab_size": 20} | fields
+        return bias_by_distance(RelPosDecoderForCausalLM(RelPosDecoderConfig(**sizes)), 12)
+
+    found = biases(position_scheme="alibi")
+    assert [row["distance"] for row in found] == [1, 2, 4, 8]
+    assert found[3]["heads"] == pytest.approx([-8 * 2.0**-4, -8 * 2.0**-8]) and found[3]["bias"] == pytest.approx(-0.265625)
+    model = RelPosDecoderForCausalLM(RelPosDecoderConfig(position_scheme="learned_bias", vocab_size=20, **SIZES))
+    with torch.no_grad():
+        table = model.model.position_schemes[0].bias.normal_()  # the entry of distance 0 is the last
+        wanted = (table - table[:, -1:])[:, [-2, -3, -5, -9]].T
+    torch.testing.assert_close(torch.tensor([row["heads"] for row in bias_by_distance(model, 12)]), wanted)
+    assert biases(position_scheme="rope") == biases(position_scheme="transformer_xl") == biases(position_scheme="fox") == []
+    assert biases(position_scheme="rope+alibi") == found and len(biases(position_scheme="fire")) == 4
 
 
 def test_peak_memory_is_what_a_call_holds_at_once():

@@ -185,13 +185,20 @@ def test_commands_of_the_pages_are_understood(command: str, monkeypatch: pytest.
 
 
 def test_the_comparison_of_the_tutorial_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = blocks_of(DOCS / "tutorials" / "compare.md", "yaml")
+    block, labelled = blocks_of(DOCS / "tutorials" / "compare.md", "yaml")
     monkeypatch.chdir(tmp_path)
     Path("my_texts").mkdir()
     Path("my_texts/a.txt").write_text("Once upon a time there was a king.\n" * 40, encoding="utf-8")
-    Path("my_comparison.yaml").write_text(block, encoding="utf-8")
+    for folder, name, row in (
+        ("wordnet", "glosses.tsv", "noun.animal\tcat\ta small animal {}\n"),
+        ("ud_english_ewt", "en_ewt-ud-dev.conllu", "1\tDogs\tdog\tNOUN\t_\t_\t0\troot\t_\t_\n\n"),
+    ):
+        Path(folder).mkdir()
+        Path(folder, name).write_text("".join(map(row.format, range(40))), encoding="utf-8")
+    shutil.copy("ud_english_ewt/en_ewt-ud-dev.conllu", "ud_english_ewt/en_ewt-ud-test.conllu")
+    Path("my_comparison.yaml").write_text(block + labelled, encoding="utf-8")
     comparison = read_comparison("my_comparison.yaml")
-    assert comparison.tasks == ["text", "recall"] and len(comparison.cells) == 24
+    assert comparison.tasks == ["text", "recall", "part_of_speech", "tags"] and len(comparison.cells) == 48
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -10,22 +10,12 @@ from transformers import DataCollatorForPermutationLanguageModeling
 
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForPermutationLM
+from hf_relpos.data.permuting import PermutationCollator
 from hf_relpos.data.tokenizers import build_byte_tokenizer
 
 TOKENIZER = build_byte_tokenizer()
 TEXT = "the cat sat on the mat; the dog sat on the log. "
 QUIET = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
-
-
-class SeeingCollator(DataCollatorForPermutationLanguageModeling):
-    """The collator of docs/how-to/permutation.md: targets see one another, and who sees none of them shows none."""
-
-    def torch_call(self, examples: Any) -> dict[str, Any]:
-        batch = super().torch_call(examples)
-        target = batch["labels"] != -100
-        batch["input_ids"] = torch.where(target, batch["labels"], batch["input_ids"])
-        batch["perm_mask"] = torch.maximum(batch["perm_mask"], (~target[:, :, None] & target[:, None, :]).float())
-        return batch
 
 
 def rows(count: int = 64, length: int = 24) -> list[dict[str, list[int]]]:
@@ -40,7 +30,7 @@ def model_of(**fields: Any) -> RelPosEncoderForPermutationLM:
     return RelPosEncoderForPermutationLM(RelPosEncoderConfig(**{**sizes, "position_scheme": "xlnet", **fields}))
 
 
-@pytest.mark.parametrize("collator", [DataCollatorForPermutationLanguageModeling, SeeingCollator])
+@pytest.mark.parametrize("collator", [DataCollatorForPermutationLanguageModeling, PermutationCollator])
 @pytest.mark.parametrize("fields", [{}, {"mem_len": 8}, {"position_scheme": "rope"}], ids=["xlnet", "memory", "rope"])
 def test_loss_falls(fields: dict[str, Any], collator: type, tmp_path: pathlib.Path) -> None:
     """Stock Trainer, stock collator: evaluation before and after, over the same orders."""
@@ -84,7 +74,7 @@ def test_what_the_stock_collator_shows() -> None:
 def test_no_target_reads_itself() -> None:
     """With the tokens in their places, however deep the model: not through other targets, and not through special tokens."""
     transformers.set_seed(0)
-    batch, model = SeeingCollator(TOKENIZER)(rows(3)), model_of(num_hidden_layers=4, initializer_range=0.4).eval()
+    batch, model = PermutationCollator(TOKENIZER)(rows(3)), model_of(num_hidden_layers=4, initializer_range=0.4).eval()
     logits = model(**batch).logits
     read = []
     for row, place in (batch["labels"] != -100).nonzero().tolist():

@@ -29,7 +29,7 @@ def read_glosses(folder: str | Path) -> DatasetDict:
         folder: holds `glosses.tsv` (class as `noun.animal`, lemma, gloss), or else `data.noun`, `data.verb`, ... of WordNet.
     """
     rows = _tsv_glosses(folder) if Path(folder, "glosses.tsv").is_file() else _wordnet_glosses(folder)
-    return _split((SPLITS[_checksum(row["gloss"]) % 10], row) for row in rows)
+    return _split((SPLITS[checksum(row["gloss"]) % 10], row) for row in rows)
 
 
 def read_treebank(folder: str | Path, prefix: str = "en_ewt-ud") -> DatasetDict:
@@ -44,11 +44,13 @@ def read_treebank(folder: str | Path, prefix: str = "en_ewt-ud") -> DatasetDict:
     """
     test, dev = (_find(folder, f"{prefix}-{name}.conllu", TREEBANK) for name in ("test", "dev"))
     train = Path(folder, f"{prefix}-train.conllu")
-    rows = [("test", row) for _, row in _sentences(test)]
+    rows = [("test", row) for _, row in conllu_sentences(test)]
     if train.is_file():
-        rows += [("train", row) for _, row in _sentences(train)] + [("validation", row) for _, row in _sentences(dev)]
+        rows += [("train", row) for _, row in conllu_sentences(train)] + [
+            ("validation", row) for _, row in conllu_sentences(dev)
+        ]
     else:
-        rows += [("train" if _checksum(name) % 10 else "validation", row) for name, row in _sentences(dev)]
+        rows += [("train" if checksum(name) % 10 else "validation", row) for name, row in conllu_sentences(dev)]
     return _split(rows)
 
 
@@ -57,7 +59,7 @@ def read_verses(folder: str | Path) -> DatasetDict:
     path = _find(folder, "kjv.txt", VERSES)
     lines = [line.partition(" ") for line in path.read_text(encoding="utf-8").splitlines() if line]
     rows = [{"chapter": place.partition(":")[0], "text": text} for place, _, text in lines]
-    return _split((SPLITS[_checksum(row["chapter"]) % 10], row) for row in rows)
+    return _split((SPLITS[checksum(row["chapter"]) % 10], row) for row in rows)
 
 
 def _find(folder: str | Path, name: str, source: str) -> Path:
@@ -67,7 +69,8 @@ def _find(folder: str | Path, name: str, source: str) -> Path:
     return path
 
 
-def _checksum(text: str) -> int:
+def checksum(text: str) -> int:
+    """Return a number of a text that decides its split: the same in every run."""
     return zlib.crc32(text.encode())
 
 
@@ -101,7 +104,7 @@ def _wordnet_glosses(folder: str | Path) -> Iterator[dict[str, str]]:
                 yield {"lemma": lemma, "gloss": gloss.partition('; "')[0].strip(), "part_of_speech": path.suffix[1:]}
 
 
-def _sentences(path: Path) -> Iterator[tuple[str, dict[str, list[str]]]]:
+def conllu_sentences(path: Path) -> Iterator[tuple[str, dict[str, list[str]]]]:
     """Yield the sentences of a CoNLL-U file, each with the name of its document."""
     document, words = "", []
     for number, line in enumerate([*path.read_text(encoding="utf-8").split("\n"), ""], 1):

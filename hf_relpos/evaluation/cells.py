@@ -24,11 +24,28 @@ import psutil
 import torch
 import transformers
 
+from hf_relpos.training.arguments import DataArguments
+from hf_relpos.training.arguments import ModelArguments
+from hf_relpos.training.arguments import RunArguments
+from hf_relpos.training.arguments import parse_arguments
+
 RESULT, COST, ERROR, IDENTITY = "result.json", "cost.json", "error.json", "identity.json"
 # Seconds after which a claim without content, of a process that was killed while it wrote it, counts for nothing.
 UNWRITTEN = 60
 # Modules that only read results: they shape no number of a cell.
-READERS = ("cells", "comparison", "plan", "statistics", "table", "report", "findings", "cost_findings", "page", "plots")
+READERS = (
+    "cells",
+    "comparison",
+    "plan",
+    "statistics",
+    "table",
+    "matching",
+    "report",
+    "findings",
+    "cost_findings",
+    "page",
+    "plots",
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,7 @@ class Cell:
 
     Attributes:
         task: the task's name in the comparison.
-        kind: what the task is: `language_modelling`, `probe` or `masked_lm`.
+        kind: what the task is, one of `OPTIONS` (`plan.py`).
         scheme: the scheme's name in the comparison.
         seed: the seed of weights and data.
         settings: the arguments of `train_lm.py` that train it.
@@ -54,6 +71,15 @@ class Cell:
     options: Mapping[str, Any] = field(hash=False)
     text: Mapping[str, Any] = field(hash=False)
     not_applicable: str | None = None
+
+    @property
+    def arguments(self) -> tuple[ModelArguments, DataArguments, RunArguments]:
+        """Return the settings as `train_lm.py` reads them."""
+        words = []
+        for name, value in self.settings.items():
+            values = value if isinstance(value, list) and name.endswith("_file") else [value]
+            words += [f"--{name}", *(one if isinstance(one, str) else json.dumps(one) for one in values)]
+        return parse_arguments(words)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from hf_relpos.evaluation.cells import ERROR
 from hf_relpos.evaluation.cells import Cell
 from hf_relpos.evaluation.cells import CellFolder
 from hf_relpos.evaluation.cells import read_json
+from hf_relpos.evaluation.outcome import Output
 from hf_relpos.evaluation.plan import Comparison
-from hf_relpos.evaluation.tasks import Output
 from hf_relpos.evaluation.tasks import run_cell
 
 # Steps that are timed for the estimate of a task of which no cell is finished.

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from hf_relpos.data.probes import PROBES
 from hf_relpos.evaluation.page import Heading
 from hf_relpos.evaluation.page import Part
 from hf_relpos.evaluation.page import Plot
@@ -29,12 +28,13 @@ Rows = list[dict[str, Any]]
 UNITS = {
     "bits_per_byte": "bits per byte",
     "loss": "loss (nats a token)",
-    "accuracy": "accuracy (share of asked tokens)",
+    "accuracy": "accuracy (share of what is asked)",
+    "macro_f1": "macro-F1 (mean of the F1 of each class)",
     "exact_match": "exact match (share of whole examples)",
     "effective_context": "effective context (tokens)",
 }
 # The metric of a task is the first of these that it has.
-HEADLINES = ("bits_per_byte", "loss", "accuracy")
+HEADLINES = ("bits_per_byte", "loss", "macro_f1", "accuracy")
 # Names that a sentence lists; there may be more.
 LISTED = 6
 
@@ -71,7 +71,7 @@ def _conclude(comparison: Comparison, rows: Rows, task: str, metric: str, length
     values, lower = values_of(rows, task, metric, length), lower_is_better(metric)
     if not values:
         return "no scheme has a number."
-    guess = chance(comparison, task, length)
+    guess = chance(rows, task, metric, length)
     spans = [interval(list(by_seed.values())) for by_seed in values.values()]
     above = sum((span.mean if span.low is None else span.low) > (guess or 0.0) for span in spans)
     if guess is not None and not above:
@@ -134,8 +134,9 @@ def task_parts(comparison: Comparison, task: str, rows: Rows, curves: Rows) -> l
         points = [(length, *interval(list(values.values()))) for length, values in cells if values]
         if points:
             lines[scheme] = points
-    if chance(comparison, task, lengths[0]) is not None:
-        lines["chance"] = [(length, chance(comparison, task, length) or 0.0, None, None) for length in lengths]
+    guesses = [(length, chance(rows, task, metric, length)) for length in lengths]
+    if any(guess is not None for _, guess in guesses):
+        lines["chance"] = [(length, guess, None, None) for length, guess in guesses if guess is not None]
     lines |= peers(comparison, task, metric)
     parts.append(
         Plot(
@@ -147,10 +148,10 @@ def task_parts(comparison: Comparison, task: str, rows: Rows, curves: Rows) -> l
     return [*parts, *_curve_plots(task, own, comparison.schemes)]
 
 
-def chance(comparison: Comparison, task: str, size: int) -> float | None:
-    """Return the accuracy of a probe without reading the example; None for other tasks."""
-    cell = next(cell for cell in comparison.cells if cell.task == task)
-    return PROBES[cell.options["probe"]].chance(size) if cell.kind == "probe" else None
+def chance(rows: Rows, task: str, metric: str, length: int) -> float | None:
+    """Return what guessing reaches without reading the example: a probe's chance, or the majority class; None for other tasks."""
+    guesses = values_of(rows, task, f"chance_{metric}", length).values()
+    return next((value for by_seed in guesses for value in by_seed.values()), None)
 
 
 def peers(comparison: Comparison, task: str, metric: str) -> dict[str, list[tuple[float, float, None, None]]]:
@@ -227,11 +228,18 @@ def _curve_plots(task: str, curves: Rows, order: list[str]) -> list[Part]:
             "loss by context, the same last tokens",
         ),
         "training": ("step", "loss", "training step", "loss of the training batches"),
+        "bias_by_distance": (
+            "distance",
+            "bias",
+            "distance back from the query (tokens)",
+            "learned bias by distance, what the first layer adds to a score, mean over heads",
+        ),
     }
+    up = {"bias_by_distance": "bias less that at distance 0 (nats)"}
     for kind, (x, y, label, caption) in across.items():
         lines = mean_curves(curves, kind, x, y)
         if lines:
-            plot = line_plot(lines, label, "loss (nats a token)", kind != "training", order)
+            plot = line_plot(lines, label, up.get(kind, "loss (nats a token)"), kind != "training", order)
             parts.append(Plot(figure_name(task, kind), f"{task}: {caption}, mean over seeds.", plot))
     spans = [
         one | {"by_position": one["curves"]["loss_by_position"][-1]} for one in curves if one["curves"].get("loss_by_position")

@@ -1,7 +1,6 @@
 """What a masked language model fills in at several lengths: the same masked tokens, whatever is read with them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +11,9 @@ from hf_relpos.data.packing import IGNORED
 from hf_relpos.data.packing import MaskingCollator
 from hf_relpos.evaluation.language_model import evaluating
 from hf_relpos.evaluation.lengths import why_not
+from hf_relpos.evaluation.outcome import Rows
+from hf_relpos.evaluation.outcome import metric_rows
+from hf_relpos.evaluation.outcome import missing_rows
 from hf_relpos.evaluation.windows import Windows
 
 # Share of the tokens that are masked.
@@ -20,7 +22,7 @@ MASKED = 0.15
 
 def evaluate_masked(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, windows: Windows, lengths: Sequence[int], batch_size: int
-) -> list[dict[str, Any]]:
+) -> Rows:
     """Score masked tokens, masked once for all lengths and models.
 
     Args:
@@ -35,10 +37,10 @@ def evaluate_masked(
     """
     collator = MaskingCollator(tokenizer, mlm_probability=MASKED, seed=0)
     batch = collator([{"input_ids": row} for row in windows.inputs])
-    rows: list[dict[str, Any]] = []
+    rows: Rows = []
     for length in lengths:
         if reason := why_not(model, length):
-            rows += [{"length": length, "metric": name, "value": None, "reason": reason} for name in ("loss", "accuracy")]
+            rows += missing_rows(length, reason, "loss", "accuracy")
             continue
         ids, labels = (batch[name].unfold(1, length, length).flatten(0, 1) for name in ("input_ids", "labels"))
         sums = torch.zeros(3, dtype=torch.float64)
@@ -51,5 +53,5 @@ def evaluate_masked(
                 hits = (logits.argmax(-1) == wanted) & asked
                 sums += torch.stack([nll.double(), hits.sum().double(), asked.sum().double()])
         loss, right = (sums[:2] / sums[2]).tolist()
-        rows += [{"length": length, "metric": "loss", "value": loss}, {"length": length, "metric": "accuracy", "value": right}]
+        rows += metric_rows(length, loss=loss, accuracy=right)
     return rows

@@ -7,27 +7,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_relpos.data.labelled_files import LabelledSource
+from hf_relpos.data.labelled_files import describe_labelled
 from hf_relpos.data.probes import PROBES
 from hf_relpos.data.sources import describe_source
 from hf_relpos.data.sources import describe_text
 from hf_relpos.evaluation.cells import Cell
+from hf_relpos.evaluation.matching import match_parameters
 from hf_relpos.model.scheme_registry import SCHEMES
 from hf_relpos.model.scheme_registry import scheme_class
-from hf_relpos.training.arguments import DataArguments
-from hf_relpos.training.arguments import ModelArguments
-from hf_relpos.training.arguments import RunArguments
-from hf_relpos.training.arguments import parse_arguments
 from hf_relpos.training.model_setup import build_config
 from hf_relpos.training.settings_file import read_yaml
 from hf_relpos.training.settings_file import refuse_unknown
 from hf_relpos.training.texts import needed_documents
 
-KEYS = ("title", "also", "schemes", "seeds", "baseline", "encoder_baseline", "output_dir", "settings", "tasks")
+KEYS = ("title", "also", "schemes", "seeds", "baseline", "encoder_baseline", "output_dir", "match", "settings", "tasks")
 # What a task may say, with its default; the rest are arguments of train_lm.py under `settings`.
 COMMON: dict[str, Any] = {"kind": None, "settings": {}, "schemes": None, "batch_size": 16}
+LABELLED: dict[str, Any] = {"examples": 1000, "train_examples": None}
+LABELLED |= {"train_file": None, "validation_file": None, "label_before": None}
 OPTIONS: dict[str, dict[str, Any]] = {
     "language_modelling": COMMON | {"lengths": [1, 2, 4, 8, 16], "tokens": 2**15, "mem_len": 0},
     "masked_lm": COMMON | {"lengths": [1, 2, 4], "tokens": 2**15},
+    "permutation_lm": COMMON | {"lengths": [1, 2, 4], "tokens": 2**15},
+    "classification": COMMON | LABELLED | {"text_column": "text", "label_column": "label"},
+    "tagging": COMMON | LABELLED | {"text_column": "words", "label_column": "tags"},
     "probe": COMMON | {"probe": None, "examples": 200, "train_examples": None, "sizes": None, "mem_len": 0, "segment": None},
 }
 # A cell keeps nothing but its numbers.
@@ -39,6 +43,8 @@ FIXED = {
     "do_train": True,
     "do_eval": True,
 }
+TEXT = ("dataset_name", "dataset_config_name", "train_file", "validation_file", "text_column", "validation_split_percentage")
+"""Settings that say which text is read."""
 PLAIN_SETTINGS = {"logging_steps": 10, "lr_scheduler_type": "constant_with_warmup"}
 
 
@@ -53,6 +59,7 @@ class Comparison:
         schemes, seeds, tasks: their names.
         baselines: by task, the scheme that the others are compared with.
         cells: all of its cells.
+        match: `parameters` if models were widened to the same number of them, None if they have the same shape.
         also: files of `evaluate --lengths --output` whose models stand in the same plots, by name.
     """
 
@@ -64,6 +71,7 @@ class Comparison:
     tasks: list[str]
     baselines: dict[str, str]
     cells: list[Cell]
+    match: str | None
     also: dict[str, Path]
 
 
@@ -99,6 +107,10 @@ def read_comparison(file: str | Path, output: str | None = None) -> Comparison:
                 fields = schemes.get(baselines[name], {"position_scheme": baselines[name]})
                 cells.append(_cell(name, task, scheme, seed, settings, fields))
     _refuse_wrong_settings(cells, where)
+    match = given.get("match")
+    if match not in (None, "parameters"):
+        raise ValueError(f"{where}match: {match!r} is none of parameters, and null for models of the same shape")
+    cells = match_parameters(cells, baselines) if match else cells
     cells = [_with_text(cell, texts) for cell in cells]
     folder = Path(output or given.get("output_dir") or f"runs/compare/{Path(file).stem}")
     title = str(given.get("title", Path(file).stem))
@@ -108,7 +120,7 @@ def read_comparison(file: str | Path, output: str | None = None) -> Comparison:
             raise ValueError(
                 f"{where}also: there is no file {path}; `evaluate FOLDER --lengths ... --output {path}` writes it"
             )
-    return Comparison(title, Path(file), folder, list(schemes), seeds, list(tasks), baselines, cells, also)
+    return Comparison(title, Path(file), folder, list(schemes), seeds, list(tasks), baselines, cells, match, also)
 
 
 def _schemes(given: Any, where: str) -> dict[str, dict[str, Any]]:
@@ -137,6 +149,11 @@ def _tasks(given: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str, A
             raise ValueError(f"{here}{task!r} needs a `kind`, one of {', '.join(OPTIONS)}")
         refuse_unknown(task, OPTIONS[task["kind"]], here)
         task = OPTIONS[task["kind"]] | task
+        if _is_labelled(task):
+            if not isinstance(task["train_file"], str):
+                raise ValueError(f"{here}train_file: {task['train_file']!r} must name the file of labelled rows")
+            yield name, task
+            continue
         if task["kind"] != "probe":
             lengths = task["lengths"]
             if not isinstance(lengths, list) or not lengths or not all(type(one) is int and one > 0 for one in lengths):
@@ -155,6 +172,10 @@ def _tasks(given: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str, A
             yield (f"{name}-{probe}" if isinstance(asked, list) or asked == "all" else name), task | {"probe": probe}
 
 
+def _is_labelled(task: Mapping[str, Any]) -> bool:
+    return task["kind"] in ("classification", "tagging")
+
+
 def _is_causal(task: Mapping[str, Any]) -> bool:
     return task["kind"] == "language_modelling" or (task["kind"] == "probe" and PROBES[task["probe"]].family == "decoder")
 
@@ -162,6 +183,8 @@ def _is_causal(task: Mapping[str, Any]) -> bool:
 def _baseline(given: dict[str, Any], task: dict[str, Any], schemes: dict[str, dict[str, Any]]) -> str:
     """Return the scheme that a task's others are compared with: the named one, or the first that can do the task."""
     named = given.get("baseline" if _is_causal(task) else "encoder_baseline")
+    if named in SCHEMES and task["kind"] == "permutation_lm" and _refusals(task, {"position_scheme": named}):
+        named = None  # a baseline of encoders, which this head cannot have
     able = (name for name in task["schemes"] or schemes if name in schemes and not _refusals(task, schemes[name]))
     found = named or next(able, next(iter(schemes)))
     if found not in schemes:
@@ -176,7 +199,10 @@ def _refusals(task: Mapping[str, Any], scheme: Mapping[str, Any]) -> list[str]:
         *(["memory"] if scheme.get("mem_len", task.get("mem_len")) else []),
     ]
     kinds = [scheme_class(one) for one in _names(scheme["position_scheme"])]
-    return [f"refused for {use}: {kind.refuses[use]}" for use in uses for kind in kinds if use in kind.refuses]
+    found = [f"refused for {use}: {kind.refuses[use]}" for use in uses for kind in kinds if use in kind.refuses]
+    if task["kind"] == "permutation_lm" and any(kind.acts_on_embeddings for kind in kinds):
+        found.append("refused for two streams: positions in the embeddings do not tell a target where it stands")
+    return found
 
 
 def _settings(shared: dict[str, Any], task: dict[str, Any], scheme: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -192,6 +218,10 @@ def _settings(shared: dict[str, Any], task: dict[str, Any], scheme: dict[str, An
         probe = PROBES[task["probe"]]
         found["config_overrides"] = found.get("config_overrides", {}) | {"vocab_size": probe.vocab_size}
         own |= {"block_size": probe.width(probe.trained_size), "eval_strategy": "no"}  # asked at the end, at all sizes
+    if _is_labelled(task):
+        found = {key: value for key, value in found.items() if key not in TEXT}
+    if _is_labelled(task) or task["kind"] == "permutation_lm":
+        own["eval_strategy"] = "no"  # scored at the end
     return found | own | FIXED
 
 
@@ -200,17 +230,11 @@ def _cell(name: str, task: dict[str, Any], scheme: str, seed: int, settings: dic
     if task["kind"] == "probe":
         segment = task["segment"] or settings["block_size"] // 2
         options["segment"] = segment if settings.get("mem_len") else None
+    if _is_labelled(task):
+        options["source"] = {key: options.pop(key) for key in LabelledSource._fields}
     options["baseline"] = {key: baseline[key] for key in ("position_scheme", "position_parameters") if key in baseline}
     refused = _refusals(task, settings)
     return Cell(name, task["kind"], scheme, seed, settings, options, {}, refused[0] if refused else None)
-
-
-def _arguments(settings: Mapping[str, Any]) -> tuple[ModelArguments, DataArguments, RunArguments]:
-    words = []
-    for name, value in settings.items():
-        values = value if isinstance(value, list) and name.endswith("_file") else [value]
-        words += [f"--{name}", *(one if isinstance(one, str) else json.dumps(one) for one in values)]
-    return parse_arguments(words)
 
 
 def _refuse_wrong_settings(cells: list[Cell], where: str) -> None:
@@ -221,8 +245,12 @@ def _refuse_wrong_settings(cells: list[Cell], where: str) -> None:
         if cell.not_applicable is None and new:
             seen |= new
             try:
-                arguments, _, args = _arguments(cell.settings)
+                arguments, _, args = cell.arguments
                 build_config(arguments, cell.settings.get("block_size"))
+                if "block_size" not in cell.settings:
+                    raise ValueError("block_size is missing: the trained length, in tokens")
+                if cell.kind == "permutation_lm" and cell.settings["block_size"] % 2:
+                    raise ValueError(f"block_size={cell.settings['block_size']} must be even for a permutation language model")
                 if args.max_steps < 1:
                     raise ValueError("max_steps is missing: cells are trained for so many steps")
             except ValueError as error:
@@ -233,16 +261,16 @@ def _with_text(cell: Cell, texts: dict[str, dict[str, Any]]) -> Cell:
     """Add the digests of the text that a cell reads; each text is read once."""
     if cell.kind == "probe" or cell.not_applicable is not None:
         return cell
-    names = (
-        "dataset_name",
-        "dataset_config_name",
-        "train_file",
-        "validation_file",
-        "text_column",
-        "validation_split_percentage",
-    )
-    key = json.dumps({name: cell.settings.get(name) for name in names})
+    if "source" in cell.options:
+        source = LabelledSource(**cell.options["source"])
+        if (key := repr(source)) not in texts:
+            try:
+                texts[key] = describe_labelled(source)
+            except ValueError as error:
+                raise ValueError(f"task {cell.task}: {error}") from error
+        return Cell(**{**vars(cell), "text": texts[key]})
+    key = json.dumps({name: cell.settings.get(name) for name in TEXT})
     if key not in texts:
-        _, data, args = _arguments(cell.settings)
+        _, data, args = cell.arguments
         texts[key] = {"source": describe_source(data), **describe_text(needed_documents(data, args))}
     return Cell(**{**vars(cell), "text": texts[key]})

@@ -32,6 +32,11 @@ from hf_relpos.evaluation.table import reasons
 from hf_relpos.evaluation.table import result_rows
 from hf_relpos.evaluation.table import write_table
 
+SIZES = {
+    None: "Models of a task have the same shape, so their parameters differ by what a scheme adds; the tables of costs say by how much.",
+    "parameters": "Models of a task have the same number of parameters within 1 %: a wider feed-forward makes up for what a scheme "
+    "has fewer.",
+}
 METHOD = (
     "Values are means over seeds with their 95 % interval (Student's t). A difference is paired by seed: the same data in the same "
     "order. Its noise is pooled over all pairs of schemes, and p-values are corrected by Holm's method within each task, metric and "
@@ -87,7 +92,7 @@ def report_parts(
         Points(tuple(conclusions(comparison, rows))),
         Text(
             f"{len(comparison.schemes)} schemes, {len(comparison.seeds)} seeds ({', '.join(map(str, comparison.seeds))}), "
-            f"{len(comparison.tasks)} tasks."
+            f"{len(comparison.tasks)} tasks. {SIZES[comparison.match]}"
         ),
     ]
     for task in comparison.tasks:

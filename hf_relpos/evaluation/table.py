@@ -32,7 +32,7 @@ COSTS = pa.schema(
     ]
 )
 
-HIGHER_IS_BETTER = ("accuracy", "exact_match", "effective_context")
+HIGHER_IS_BETTER = ("accuracy", "macro_f1", "exact_match", "effective_context")
 
 
 def result_rows(comparison: Comparison) -> list[Row]:
@@ -43,7 +43,8 @@ def result_rows(comparison: Comparison) -> list[Row]:
         folder = CellFolder(cells_root(comparison), cell)
         result = folder.result
         if result is not None:
-            rows += [{"length": None, "reason": None} | own | row for row in result["rows"]]
+            guesses = [row | {"metric": f"chance_{row['metric']}"} for row in result.get("chance", ())]
+            rows += [{"length": None, "reason": None} | own | row for row in [*result["rows"], *guesses]]
             continue
         error = folder.error
         reason = cell.not_applicable or (f"failed: {error}" if error else "not finished")

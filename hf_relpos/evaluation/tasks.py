@@ -5,6 +5,7 @@ import json
 import platform
 import tempfile
 import time
+from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,13 +22,20 @@ from hf_relpos.data.packing import IGNORED
 from hf_relpos.data.probes import EVALUATION_SEED
 from hf_relpos.data.probes import PROBES
 from hf_relpos.evaluation.cells import Cell
-from hf_relpos.evaluation.cost import step_cost
+from hf_relpos.evaluation.labelled_tasks import run_labelled
 from hf_relpos.evaluation.language_model import evaluating
 from hf_relpos.evaluation.lengths import effective_context
 from hf_relpos.evaluation.lengths import evaluate_lengths
 from hf_relpos.evaluation.lengths import loss_by_context
 from hf_relpos.evaluation.lengths import why_not
 from hf_relpos.evaluation.masked import evaluate_masked
+from hf_relpos.evaluation.outcome import Output
+from hf_relpos.evaluation.outcome import Rows
+from hf_relpos.evaluation.outcome import cost_beside_baseline
+from hf_relpos.evaluation.outcome import kept_curves
+from hf_relpos.evaluation.outcome import metric_rows
+from hf_relpos.evaluation.outcome import missing_rows
+from hf_relpos.evaluation.permuted import run_permuted
 from hf_relpos.evaluation.probe_trainer import ProbeTrainer
 from hf_relpos.evaluation.probe_trainer import probe_targets
 from hf_relpos.evaluation.probe_trainer import read_in_segments
@@ -38,21 +46,18 @@ from hf_relpos.training.model_setup import is_masked
 from hf_relpos.training.optimizer import optimizer_by_kind
 from hf_relpos.training.run import prepare
 
-Rows = list[dict[str, Any]]
-Output = tuple[dict[str, Any], dict[str, Any]]
-"""What a cell gives: its result, and its cost."""
-
 
 def run_cell(cell: Cell) -> Output:
     """Train and evaluate a cell.
 
     Returns:
-        `{"rows": [{"length", "metric", "value", "reason"}], "curves": {name: [...]}, "notes": [...], "data": digest}`, the same
-        whenever and wherever the cell is run with the same code; and what it cost, which is not.
+        `{"rows": [{"length", "metric", "value", "reason"}], "curves": {name: [...]}, "notes": [...], "data": digest}` and, where
+        guessing has a value, the same rows of it under `chance`: the same whenever and wherever the cell is run with the same code;
+        and what it cost, which is not.
     """
     began, used = time.perf_counter(), time.process_time()
     with _settings_file(cell) as file:
-        result, cost = {"language_modelling": run_text, "masked_lm": run_text, "probe": run_probe}[cell.kind](cell, file)
+        result, cost = RUNS[cell.kind](cell, file)
     cost |= {"machine": f"{platform.machine()}, {platform.system()}, {torch.get_num_threads()} threads"}
     cost |= {"seconds": time.perf_counter() - began, "all_process_seconds": time.process_time() - used}
     return result, cost
@@ -76,7 +81,7 @@ def run_text(cell: Cell, file: str) -> Output:
     lengths = [block * times for times in options["lengths"]]
     assert job.validation is not None, "a comparison evaluates on validation text"
     windows = take_windows(job.validation, job.tokenizer, max(lengths), options["tokens"])
-    curves = training_curves(job.trainer.state.log_history)
+    curves = kept_curves(job.trainer, block)
     if cell.kind == "masked_lm":
         rows = evaluate_masked(model, job.tokenizer, windows, lengths, options["batch_size"])
     else:
@@ -89,7 +94,7 @@ def run_text(cell: Cell, file: str) -> Output:
     ids = torch.stack([blocks[row]["input_ids"] for row in range(job.args.per_device_train_batch_size)])
     data = hashlib.sha256(ids.numpy().tobytes() + windows.inputs.numpy().tobytes()).hexdigest()
     result = {"rows": rows, "curves": curves, "notes": windows.notes, "data": data}
-    cost = _cost(cell, model, {"input_ids": ids.long(), "labels": ids.long()})
+    cost = cost_beside_baseline(cell, model, {"input_ids": ids.long(), "labels": ids.long()})
     return result, cost | {"train_seconds": trained.metrics["train_runtime"]}
 
 
@@ -97,22 +102,8 @@ def _length_rows(found: dict[str, Any]) -> Rows:
     """Return the rows of one length; a metric without meaning has a reason in the place of its value."""
     length = found["length"]
     if reason := found.get("not_applicable"):
-        return [{"length": length, "metric": name, "value": None, "reason": reason} for name in ("bits_per_byte", "loss")]
-    rows = [{"length": length, "metric": "loss", "value": found["loss"]}]
-    if "bits_per_byte" in found:
-        return [{"length": length, "metric": "bits_per_byte", "value": found["bits_per_byte"]}, *rows]
-    return rows
-
-
-def training_curves(history: Rows) -> dict[str, Rows]:
-    """Return the losses that Trainer logged: of training batches, and of the validation blocks."""
-    keep = {"training": ("loss",), "validation": ("eval_loss", "eval_bits_per_byte")}
-    return {
-        curve: [
-            {"step": one["step"]} | {name: one[name] for name in names if name in one} for one in history if names[0] in one
-        ]
-        for curve, names in keep.items()
-    }
+        return missing_rows(length, reason, "bits_per_byte", "loss")
+    return metric_rows(length, **{name: found[name] for name in ("bits_per_byte", "loss") if name in found})
 
 
 def run_probe(cell: Cell, file: str) -> Output:
@@ -141,20 +132,19 @@ def run_probe(cell: Cell, file: str) -> Output:
     batch = train[: args.per_device_train_batch_size]
     result = {
         "rows": rows,
-        "curves": training_curves(trainer.state.log_history),
+        "curves": kept_curves(trainer, cell.settings["block_size"]),
         "notes": [],
         "data": hashlib.sha256(train[:]["input_ids"].numpy().tobytes()).hexdigest(),
-        "chance": {str(size): probe.chance(size) for size in probe.sizes[: options["sizes"]]},
+        "chance": [row for size in probe.sizes[: options["sizes"]] for row in metric_rows(size, accuracy=probe.chance(size))],
     }
-    return result, _cost(cell, model, dict(batch)) | {"train_seconds": trained.metrics["train_runtime"]}
+    return result, cost_beside_baseline(cell, model, dict(batch)) | {"train_seconds": trained.metrics["train_runtime"]}
 
 
 def ask(model: PreTrainedModel, examples: Any, size: int, segment: int | None, batch_size: int) -> Rows:
     """Return the exact accuracy over asked tokens and over whole examples."""
-    metrics = ("accuracy", "exact_match")
     table = examples.with_format("torch")[:]
     if reason := why_not(model, table["input_ids"].shape[1]):
-        return [{"length": size, "metric": name, "value": None, "reason": reason} for name in metrics]
+        return missing_rows(size, reason, "accuracy", "exact_match")
     right = asked = whole = 0
     with evaluating(model):
         for ids, labels in zip(table["input_ids"].split(batch_size), table["labels"].split(batch_size), strict=True):
@@ -163,15 +153,15 @@ def ask(model: PreTrainedModel, examples: Any, size: int, segment: int | None, b
             wanted = targets != IGNORED
             right, asked = right + int((hits & wanted).sum()), asked + int(wanted.sum())
             whole += int((hits | ~wanted).all(1).sum())
-    values = right / asked, whole / len(table["labels"])
-    return [{"length": size, "metric": name, "value": value} for name, value in zip(metrics, values, strict=True)]
+    return metric_rows(size, accuracy=right / asked, exact_match=whole / len(table["labels"]))
 
 
-def _cost(cell: Cell, model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Measure a step beside one of the baseline, which has no memory."""
-    fields = model.config.to_dict() | {"position_parameters": {}} | cell.options["baseline"]
-    if "mem_len" in fields:
-        fields |= {"mem_len": 0, "sliding_window": None}
-    auto = AutoModelForMaskedLM if is_masked(model.config) else AutoModelForCausalLM
-    baseline = auto.from_config(type(model.config).from_dict(fields)).to(model.device)  # pyright: ignore[reportArgumentType]
-    return step_cost(model.train(), baseline.train(), batch)
+RUNS: dict[str, Callable[[Cell, str], Output]] = {
+    "language_modelling": run_text,
+    "masked_lm": run_text,
+    "permutation_lm": run_permuted,
+    "classification": run_labelled,
+    "tagging": run_labelled,
+    "probe": run_probe,
+}
+"""What runs a cell of each kind, given its settings as a file of `train_lm.py`."""
