@@ -7,8 +7,8 @@ the published set-up, since the sum and the linear layer commute. Summed or not,
 the other place, and for places a < b < c < d in a row, the pairs ab and cd add up to the same sum as ac and bd. The best of
 all sums is right for 23 of the 28 pairs of length 8, where "no" is right for 21.
 
-In the marked variant a token of its own is asked, and both tokens are taken from a second half of the alphabet, so that the
-answer follows from the input. Half of its examples are adjacent, at every length.
+In the marked variant both tokens are taken from a second half of the alphabet, so that each of the two outputs can know where the
+other place is. Half of its examples are adjacent, at every length.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from hf_relpos.data.probes.base import Probe
 from hf_relpos.data.probes.base import Row
 from hf_relpos.data.probes.base import one_length
 
-ASK, NO, YES, FIRST = 1, 2, 3, 4
+NO, YES, FIRST = 1, 2, 3
 SYMBOLS = 32
 SIZES = (8, 16, 32, 64)
 
@@ -44,7 +44,9 @@ def _marked(generator: np.random.Generator, length: int) -> Row:
         if (pair[1] - pair[0] == 1) == adjacent:
             break
     tokens[pair] += SYMBOLS
-    return [ASK, *tokens.tolist()], [YES if adjacent else NO, *[IGNORED] * length]
+    labels = np.full(length, IGNORED)
+    labels[pair] = YES if adjacent else NO
+    return tokens.tolist(), labels.tolist()
 
 
 ADJACENCY = Probe(
@@ -70,6 +72,6 @@ ADJACENCY_MARKED = Probe(
     limits=(3, None),
     cases=one_length,
     draw=_marked,
-    width=lambda size: size + 1,
-    blind=lambda length: (0.5, 1),
+    width=lambda size: size,
+    blind=lambda length: (1, 2),
 )
