@@ -162,6 +162,8 @@ def table_of(rows: list[Row]) -> list[str]:
 
 def cell_of(part: str, own: Row, baseline: Row) -> str:
     """What a cell of the table says: the baseline's error as it is, other errors as ratios to it."""
+    if "refused" in own:
+        return "refused"
     if own is baseline:
         return f"{own[part]:.1e}"
     ratio = own[part] / baseline[part]
@@ -186,7 +188,10 @@ def main() -> None:
     done = {(row["scheme"], row["dtype"], row["length"]) for row in rows}
     cells = [(name, dtype, length) for length in arguments.lengths for dtype in arguments.dtypes for name in names]
     for cell in tqdm([cell for cell in cells if cell not in done], desc="cells"):
-        rows.append(measure(*cell, arguments.tables))
+        try:
+            rows.append(measure(*cell, arguments.tables))
+        except ValueError as error:  # a scheme may say that a precision does not hold so long a text
+            rows.append(dict(zip(("scheme", "dtype", "length"), cell, strict=True)) | {"refused": str(error)})
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(rows[-1]) + "\n")
     lines = table_of(rows)
