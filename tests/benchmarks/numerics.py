@@ -3,8 +3,8 @@
     python tests/benchmarks/numerics.py --output_dir runs/numerics
 
 Each cell is a scheme, a precision and a length. Its model has the weights of the tests, under which every part matters, rounded to the
-precision. The reference has the same rounded weights in float64. The floor is what the same model reaches with attention in float64 of
-its queries, keys and values in half precision: a scheme near its floor is as exact as it can be. Finished cells are kept in rows.jsonl;
+precision. The reference has the same rounded weights in float64. The limit is what the same model reaches with attention in float64 of
+its queries, keys and values in half precision: a scheme near its limit is as exact as it can be. Finished cells are kept in rows.jsonl;
 table.md is written from them.
 """
 
@@ -33,7 +33,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LENGTHS = [512, 2048, 8192, 16384]
 CHECKED = 2048
 """The length at which blocks in float64 are compared with plain attention in float64, before they serve as the reference. Up to it,
-cells are measured on several texts, and the floor too."""
+cells are measured on several texts, and the limit too."""
 TEXTS = 3
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 TARGET = 2.0
@@ -131,7 +131,7 @@ def measure(name: str, dtype: str, length: int, tables: float) -> Row:
     wanted = answers(reference)
     row: Row = {"scheme": name, "dtype": dtype, "length": length, **error_of(answers(model), wanted)}
     if length <= CHECKED:
-        row["floor"] = error_of(answers(model, exactly=True), wanted)
+        row["limit"] = error_of(answers(model, exactly=True), wanted)
     if length == CHECKED:
         reference.set_attn_implementation("eager")
         plain = error_of([answer(reference, length, 0)], wanted[:1])
@@ -141,7 +141,7 @@ def measure(name: str, dtype: str, length: int, tables: float) -> Row:
 
 
 def table_of(rows: list[Row]) -> list[str]:
-    """The lines of the table: ratios to the baseline, states and then gradients, over the lengths; beyond the target, the floor beside."""
+    """The lines of the table: ratios to the baseline, states and then gradients, over the lengths; beyond the target, the limit beside."""
     cells = {(row["scheme"], row["dtype"], row["length"]): row for row in rows}
     lengths = sorted({row["length"] for row in rows})
     dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in rows)]
@@ -169,8 +169,8 @@ def cell_of(part: str, own: Row, baseline: Row) -> str:
     ratio = own[part] / baseline[part]
     if ratio <= TARGET:
         return f"{ratio:.2f}"
-    floor = f" (floor {own['floor'][part] / baseline[part]:.2f})" if "floor" in own else ""
-    return f"**{ratio:.2f}**{floor}"
+    limit = f" (limit {own['limit'][part] / baseline[part]:.2f})" if "limit" in own else ""
+    return f"**{ratio:.2f}**{limit}"
 
 
 def main() -> None:
