@@ -3,11 +3,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help train test suite lint docs gpu speed-check properties hub versions mutants
+.PHONY: help train test coverage suite lint docs gpu speed-check properties hub versions mutants
 
 help:
 	@echo "make train   set up .venv and train the default decoder (ARGS='--max_steps 100' adds arguments)"
 	@echo "make test    set up .venv and run the tests (ARGS='-k data' adds arguments)"
+	@echo "make coverage  run the tests, and name the lines and branches of the package that none of them reaches"
 	@echo "make suite   run transformers' common model tests on all rows (ARGS='--row Decoder_rope' chooses)"
 	@echo "make gpu     measure all that is to be known of a GPU, in 8 minutes (ARGS='--device cpu --quick' tries the command)"
 	@echo "make speed-check  time a few schemes, and fail where one is slower than the committed report says"
@@ -32,6 +33,11 @@ train: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto $(ARGS)
+
+# Of what runs in this process and its workers: what tests start as a command of its own is not counted.
+coverage: $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pytest -n auto --cov --cov-report term $(ARGS)
 
 # pip fetches the tests: they are in the source distribution of the installed transformers.
 suite: $(INSTALLED)

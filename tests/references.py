@@ -183,7 +183,8 @@ def pope(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
 
 def pope_product(layer: Layer, b: int, i: int, j: int) -> torch.Tensor:
     """PoPE's score before it is scaled."""
-    magnitude = torch.log1p(layer.q[b, :, i].exp()) * torch.log1p(layer.k[b, :, j].exp())
+    nothing = torch.zeros_like(layer.q[b, :, i])
+    magnitude = torch.logaddexp(layer.q[b, :, i], nothing) * torch.logaddexp(layer.k[b, :, j], nothing)
     total = torch.zeros_like(magnitude[:, 0])
     for c in range(layer.head_dim):
         angle = layer.distance(b, i, j) * layer.parameters["rope_theta"] ** (-c / layer.head_dim)

@@ -114,7 +114,11 @@ def test_numbers_that_no_run_can_use_are_refused_before_anything_is_written(conf
 
 
 def test_the_defaults_are_within_their_ranges():
-    refuse_numbers(*parse_arguments(["--report_to", "none"]))
+    given = parse_arguments(["--report_to", "none"])
+    assert refuse_numbers(*given) is None
+    given[-1].learning_rate = -1.0
+    with pytest.raises(ValueError, match="learning_rate=-1"):
+        refuse_numbers(*given)
 
 
 def test_an_error_of_a_library_in_the_run_is_one_line_and_blocks_nothing(config, tmp_path):

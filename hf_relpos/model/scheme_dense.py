@@ -52,11 +52,13 @@ class CoPE(PositionScheme):
 
     def _places(self, positions: Positions, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Return q_i . e[p_ij], mixed between two whole positions, `(batch, heads, query, key)`."""
-        # The keys run backwards, so that a running sum counts from the query.
-        scores = ((query * self.scale()) @ key.flip(-2).transpose(-1, -2)).to(positions.dtype)
+        query, key, table = (part.to(positions.dtype) for part in (query, key, table))
+        with without_autocast(query.device):  # a sum over many keys gathers what rounding their gates leaves
+            # The keys run backwards, so that a running sum counts from the query.
+            scores = (query * self.scale()) @ key.flip(-2).transpose(-1, -2)
+            whole = query @ table.T * (self.scale() if self.divide else 1.0)
         place = scores.masked_fill_(~positions.visible.flip(-1), float("-inf")).sigmoid_().cumsum(-1)
         below = place.detach().clamp(max=self.positions - 1).long()
-        whole = (query @ table.to(query.dtype).T * (self.scale() if self.divide else 1.0)).to(positions.dtype)
         step = pad(whole.diff(dim=-1), (0, 1))  # beyond the last position all is as there
         return torch.addcmul(whole.gather(-1, below), place - below, step.gather(-1, below)).flip(-1)
 

@@ -153,4 +153,10 @@ def dense_bias(
         parts.append(terms.dense(tables.positions, query, key, *terms.learned, *terms.learned_by_head))
     if terms.factors is not None:
         parts.append(tables.gather(terms.factors(tables.positions, *terms.learned, *terms.learned_by_head).numbers()))
-    return sum(parts[1:], parts[0]).to(query.dtype) if parts else None
+    return in_range(sum(parts[1:], parts[0]), query.dtype) if parts else None
+
+
+def in_range(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return numbers in a dtype; those beyond the range of float16 as half of its largest, so that scores can be added to them."""
+    limit = torch.finfo(dtype).max / 2
+    return (numbers.clamp(-limit, limit) if dtype == torch.float16 else numbers).to(dtype)
