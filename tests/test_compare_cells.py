@@ -471,19 +471,20 @@ def test_other_processes_take_part_and_the_table_is_the_same(whole, tmp_path):
 
 
 def test_nothing_is_concluded_from_a_probe_at_chance(tmp_path):
-    def run(accuracies):
+    def run(accuracies, apart):
         def one(cell):
-            row = {"length": 20, "metric": "accuracy", "value": accuracies[cell.scheme] + cell.seed / 100}
+            row = {"length": 20, "metric": "accuracy", "value": accuracies[cell.scheme] + cell.seed * apart}
             return fake(cell)[0] | {"rows": [row], "chance": [row | {"value": 0.02}]}, fake(cell)[1]
 
         return one
 
-    for learned, sentence in [(0.03, "nothing was learned: no scheme is above chance (0.02)"), (0.5, "interval: 1 of 2")]:
+    nothing = "nothing was learned: no scheme is above chance (0.02)"
+    for learned, apart, sentence in [(0.03, 0.01, nothing), (0.03, 0.0, nothing), (0.5, 0.01, "luck: 1 of 2")]:
         comparison = read_comparison(
             write_comparison(tmp_path, {"copy": TASKS["copy"]}, schemes=["nope", "rope"], seeds=[0, 1, 2]),
-            str(tmp_path / f"out{learned}"),
+            str(tmp_path / f"out{learned}{apart}"),
         )
-        run_cells(comparison, run({"nope": 0.01, "rope": learned}))
+        run_cells(comparison, run({"nope": 0.01, "rope": learned}, apart))
         assert sentence in write_results(comparison)
 
 

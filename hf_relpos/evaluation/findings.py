@@ -73,9 +73,9 @@ def _conclude(comparison: Comparison, rows: Rows, task: str, metric: str, length
         return "no scheme has a number."
     guess = chance(rows, task, metric, length)
     spans = [interval(list(by_seed.values())) for by_seed in values.values()]
-    above = sum((span.mean if span.low is None else span.low) > (guess or 0.0) for span in spans)
+    above = sum((span.mean if span.low is None else span.low) > lucky_guess(comparison, task, guess or 0.0) for span in spans)
     if guess is not None and not above:
-        return f"nothing was learned: no scheme is above chance ({guess:.3g}) with its whole interval."
+        return f"nothing was learned: no scheme is above chance ({guess:.3g}) by more than a lucky draw of examples."
     places = ranks(values, lower)
     first = sorted(
         (name for name in values if places[name].first == 1), key=lambda name: mean_of(values, name) * (1 if lower else -1)
@@ -95,7 +95,7 @@ def _conclude(comparison: Comparison, rows: Rows, task: str, metric: str, length
         better = sum((gap.interval.mean < 0) == lower for gap in gaps)
         text += f" Against the baseline {baseline}: {better} better, {len(gaps) - better} worse, {len(values) - 1 - len(gaps)} inside the noise."
     if guess is not None:
-        text += f" Above chance ({guess:.3g}) with their whole interval: {above} of {len(values)}."
+        text += f" Above chance ({guess:.3g}) by more than luck: {above} of {len(values)}."
     return text
 
 
@@ -152,6 +152,12 @@ def chance(rows: Rows, task: str, metric: str, length: int) -> float | None:
     """Return what guessing reaches without reading the example: a probe's chance, or the majority class; None for other tasks."""
     guesses = values_of(rows, task, f"chance_{metric}", length).values()
     return next((value for by_seed in guesses for value in by_seed.values()), None)
+
+
+def lucky_guess(comparison: Comparison, task: str, guess: float) -> float:
+    """Return what guessing reaches at most in 95 % of all draws of a probe's examples; all models are asked the same ones."""
+    cell = next(cell for cell in comparison.cells if cell.task == task)
+    return guess + 1.96 * math.sqrt(guess * (1 - guess) / cell.options["examples"]) if cell.kind == "probe" else guess
 
 
 def peers(comparison: Comparison, task: str, metric: str) -> dict[str, list[tuple[float, float, None, None]]]:
