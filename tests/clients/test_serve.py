@@ -80,8 +80,8 @@ def start(script: str, folder: Path) -> Iterator[Server]:
                 time.sleep(0.2)
         yield server
     finally:
-        process.terminate()
-        process.wait(30)
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture(scope="module")
