@@ -33,7 +33,7 @@ SCRIPT = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "serve.md").read_text(encoding="utf-8"), flags=re.DOTALL
 )[0]
 LETTERS = set(b"abcdefghijklmnopqrstuvwxyz")
-OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "repetition_penalty": 1.5}
+OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "no_repeat_ngram_size": 1}
 OPTIONS["suppress_tokens"] = [
     token for token in range(FIELDS["vocab_size"]) if token not in LETTERS
 ]  # of bytes: all can be shown
