@@ -59,6 +59,15 @@ class Server:
         return [json.loads(line[6:]) for line in text.splitlines() if line] if body.get("stream") else json.loads(text)
 
 
+def answers_at(address: str) -> bool:
+    """Return whether something answers there."""
+    try:
+        urllib.request.urlopen(address, timeout=5)
+    except OSError:
+        return False
+    return True
+
+
 def start(script: str, folder: Path) -> Iterator[Server]:
     """Start a server of any model that it is asked for, and end it."""
     for package in ("fastapi", "uvicorn", "openai"):
@@ -71,13 +80,9 @@ def start(script: str, folder: Path) -> Iterator[Server]:
     with server.log.open("w") as log:
         process = subprocess.Popen([sys.executable, "-c", script, "serve", *options], stdout=log, stderr=log, cwd=ROOT)
     try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(server.address + "/health", timeout=5)
-                break
-            except urllib.error.URLError:
-                assert process.poll() is None, server.log.read_text()
-                time.sleep(0.2)
+        while not answers_at(server.address + "/health"):
+            assert process.poll() is None, server.log.read_text()
+            time.sleep(0.2)
         yield server
     finally:
         process.kill()
