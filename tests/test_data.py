@@ -1,7 +1,10 @@
 """Text sources and blocks: nothing is lost, nothing is read twice, and bad input is named."""
 
 import json
+import os
+import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from hf_relpos.data import packing
+from hf_relpos.data import tokenizing
 from hf_relpos.data.packing import IGNORED
 from hf_relpos.data.packing import MaskingCollator
 from hf_relpos.data.packing import cut_blocks
@@ -240,3 +244,29 @@ def test_evaluation_asks_for_the_same_tokens_every_time(monkeypatch):
     assert asked.any() and (parts["labels"][:][asked] == blocks["labels"][:][asked]).all()
     with pytest.raises(ValueError, match="too short: none of its tokens was masked"):
         mask_once(blocks, MaskingCollator(TOKENIZER, mlm_probability=0.0, seed=0))
+
+
+def test_a_tokenizing_process_that_dies_is_told(monkeypatch):
+    monkeypatch.setattr(tokenizing, "_work", die)
+    documents = Dataset.from_dict({"text": ["a text whose blocks are in no cache"] * 3})
+    with pytest.raises(ChildProcessError, match="a process that tokenizes died.*fewer than preprocessing_num_workers=2"):
+        pack(documents, TOKENIZER, 16, num_proc=2)
+    monkeypatch.undo()
+    assert len(pack(documents, TOKENIZER, 16, num_proc=2)) == 6
+
+
+def die(batch):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["cut", "one bit", "one bit of the facts", "no facts"])
+def test_a_table_that_was_changed_in_the_cache_is_written_anew(how):
+    documents = Dataset.from_dict({"text": [f"a text, {how}"] * 9})
+    before = pack(documents, TOKENIZER, 16)
+    wanted, table = before["input_ids"][:].tolist(), Path(before.cache_files[0]["filename"])
+    path = table if how in ("cut", "one bit") else table.with_suffix(".json")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()  # tables that are mapped stay as they are
+    path.write_bytes({"cut": content[:-300], "no facts": b""}.get(how, content))
+    assert pack(documents, TOKENIZER, 16)["input_ids"][:].tolist() == wanted

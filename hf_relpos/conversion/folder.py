@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import ModelCard
 from huggingface_hub import ModelCardData
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase
 
@@ -82,8 +83,10 @@ def write_folder(
         os.umask(mask)  # a temporary folder is closed to others
         scratch.chmod(0o777 & ~mask)
         scratch.replace(output)
-    except BaseException:
+    except BaseException as stop:
         shutil.rmtree(scratch, ignore_errors=True)
+        if isinstance(stop, OSError | SafetensorError):  # a disk that is full, or a folder that is there meanwhile
+            raise OSError(f"{output} could not be written: {stop}") from stop
         raise
 
 

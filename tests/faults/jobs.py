@@ -37,7 +37,7 @@ COMPARISON: dict[str, Any] = {
     "tasks": {"text": {"kind": "language_modelling", "lengths": [1], "tokens": 128, "settings": {"block_size": 16}}},
 }  # fmt: skip
 REPO, TOKEN = "me/tiny", "hf_of_the_faults"
-TIMES = ("runtime", "per_second", "flos", "seconds", "memory")
+TIMES = ("time", "per_second", "flos", "seconds", "memory")
 """Parts of the names of numbers that differ from run to run."""
 Outcome = dict[str, str]
 
@@ -152,7 +152,9 @@ def lay_out_conversion(room: Path) -> None:
     from transformers import GPT2LMHeadModel
 
     torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(vocab_size=5000, n_embd=64, n_layer=6, n_head=4, n_positions=128)).save_pretrained(room / "gpt2")
+    GPT2LMHeadModel(GPT2Config(vocab_size=5000, n_embd=64, n_layer=6, n_head=4, n_positions=128)).save_pretrained(
+        room / "gpt2"
+    )
 
 
 def run_training(config: str = "run.yaml") -> None:

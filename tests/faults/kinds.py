@@ -7,6 +7,7 @@ the bits of a job that was never disturbed; or it refuses, by one line that name
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from typing import NamedTuple
@@ -26,11 +28,14 @@ from jobs import JOBS
 from jobs import REPO
 from jobs import TOKEN
 from jobs import Outcome
+from jobs import converted
 from jobs import work
 
-from hf_relpos.training.checkpoints import flaw_of
 from hf_relpos.training.checkpoints import last_checkpoint
 
+IGNORED = re.compile(r"Exception ignored in.*?\nKeyboardInterrupt", re.DOTALL)
+ENDS = re.compile(r"(^|\])(error: |interrupted)")
+"""How the line begins that a job ends with, perhaps behind a progress bar."""
 LIMIT = 300
 """Seconds after which a job that should have ended counts as hanging."""
 
@@ -104,10 +109,8 @@ class Running:
         self.process.join(LIMIT)
         code, pid = self.process.exitcode, self.process.pid
         if pid:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         assert code is not None, f"hangs after {LIMIT} s: {self.last_line()}"
         return code
 
@@ -117,11 +120,10 @@ class Running:
 
     def must_say(self, code: int) -> str:
         """Assert that the job ended well or with one line, and return that line."""
-        text = self.said.read_text(errors="replace")
-        assert "Traceback" not in text, text[-1500:]
-        assert code in (0, 1, 130), f"exit code {code}: {text[-500:]}"
-        line = self.last_line()
-        assert code == 0 or line.startswith(("error: ", "interrupted", "compare.yaml", "nope", "t5")), line
+        text, line = self.said.read_text(errors="replace"), self.last_line()
+        if code:  # Python itself ignores an interrupt within some callbacks, says so, and goes on
+            assert "Traceback" not in IGNORED.sub("", text), text[-1500:]
+            assert code in (1, 130) and ENDS.search(line), f"exit code {code}: {text[-700:]}"
         return line
 
 
@@ -137,7 +139,7 @@ def run_whole(name: str, begun: Path, room: Path, hub: Path | None) -> Whole:
         assert code == 0, running.said.read_text()[-2000:]
         seconds = time.monotonic() - running.began
         moments = running.moments
-        saves = [end - start for (what, start), (_, end) in zip(moments, moments[1:]) if what == "saves"]
+        saves = [end - start for (what, start), (_, end) in zip(moments, moments[1:], strict=False) if what == "saves"]
         outcome = outcome_of(name, room, address)
     return Whole(begun, room, outcome, seconds, saves)
 
@@ -148,6 +150,9 @@ def outcome_of(name: str, room: Path, address: str) -> Outcome:
 
 def go_on(given: Try, address: str = "") -> None:
     """Run the job again, to its end, and assert that it ends as the whole one did."""
+    if given.name == "convert" and (given.room / "converted").exists():  # whole, or it would not be there
+        assert converted(given.room) == given.whole.outcome
+        return
     running = Running(given.name, given.room, given.said, address=address)
     code = running.end()
     assert code == 0, f"does not go on: {running.said.read_text(errors='replace')[-1500:]}"
@@ -255,7 +260,8 @@ def read_only(given: Try) -> str:
         running = Running(given.name, given.room, given.said)
         wait(running, given.rng.uniform(0, given.whole.seconds))
         running.signal(signal.SIGKILL)
-        running.end()
+        if running.end() == 0:
+            return "finished before it"
         remount("ro")
         second = Running(given.name, given.room, given.said)
         code = second.end()
@@ -284,10 +290,8 @@ def dead_worker(given: Try) -> str:
             break
     assert children, "there was no worker"
     wait(running, given.rng.uniform(0, given.whole.seconds / 3))
-    try:
+    with suppress(psutil.NoSuchProcess):
         given.rng.choice(children).kill()
-    except psutil.NoSuchProcess:
-        pass
     code = running.end()
     running.must_say(code)
     assert_nothing_lost(given, running.saved)

@@ -38,8 +38,21 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "runs" / "faults.json"
 PAGE = ROOT / "docs" / "benchmarks" / "faults.md"
 HUB = ROOT.parent / "shared" / "tools" / "hub_server.py"
-PRELOADED = ["hf_relpos", "hf_relpos.__main__", "hf_relpos.training.run", "hf_relpos.training.segment_trainer", "transformers.trainer"]
-PRELOADED += ["transformers.models.gpt2.modeling_gpt2", "datasets", "accelerate", "torch._dynamo", "matplotlib.figure", "psutil"]
+PRELOADED = [
+    "hf_relpos",
+    "hf_relpos.__main__",
+    "hf_relpos.training.run",
+    "hf_relpos.training.segment_trainer",
+    "transformers.trainer",
+]
+PRELOADED += [
+    "transformers.models.gpt2.modeling_gpt2",
+    "datasets",
+    "accelerate",
+    "torch._dynamo",
+    "matplotlib.figure",
+    "psutil",
+]
 
 
 def main() -> int:
@@ -133,7 +146,12 @@ def code_digest() -> str:
 
 def preload() -> None:
     """Start the process that all jobs are forked from, with what they import in common."""
-    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_DISABLE_XET": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "HF_HUB_DISABLE_XET": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     sys.path[:0] = [str(ROOT)]
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
@@ -147,7 +165,9 @@ def page(found: dict[tuple[str, str, int], str], given: Any, seconds: float) -> 
     for kind, job in dict.fromkeys((kind, job) for kind, job, _ in found):
         words = Counter(what.partition(":")[0] for (k, j, _), what in found.items() if (k, j) == (kind, job))
         count = words.pop("FAILED", 0)
-        rows.append(f"| {kind} | {job} | {given.times} | {', '.join(f'{n} {word}' for word, n in words.most_common())} | {count} |")
+        rows.append(
+            f"| {kind} | {job} | {given.times} | {', '.join(f'{n} {word}' for word, n in words.most_common())} | {count} |"
+        )
     versions = f"torch {torch.__version__}, transformers {transformers.__version__} and datasets {datasets.__version__}"
     lines = [
         "# What faults do to runs",
