@@ -101,6 +101,8 @@ def test_a_finished_run_keeps_its_best_model(config, folder, limit):
         moved = shutil.copytree(folder, folder.with_name("moved"))
         run(prepare([config(**settings, output_dir=str(moved))]))
         assert model_of(moved) == before
+        last = moved / "checkpoint-6" / "trainer_state.json"
+        assert json.loads((moved / "trainer_state.json").read_text()) == json.loads(last.read_text())
         shutil.rmtree(moved / f"checkpoint-{job.trainer.state.best_global_step}")
         (moved / "trainer_state.json").unlink(missing_ok=True)
         with pytest.raises(ValueError, match="checkpoint-6 is the end of the run, but its best checkpoint .* is gone"):

@@ -16,6 +16,9 @@ from transformers import PreTrainedTokenizerBase
 from hf_relpos.conversion.checkpoint import find_file
 from hf_relpos.conversion.checkpoint import read_json
 from hf_relpos.conversion.rules import Report
+from hf_relpos.evaluation.page import code_block
+from hf_relpos.evaluation.page import code_span
+from hf_relpos.evaluation.page import plain
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 CARD = """---
@@ -24,7 +27,7 @@ CARD = """---
 
 # {title}
 
-Converted from `{source}` (`{kind}`) to `{model_type}` of hf_relpos, with position scheme {schemes}:
+Converted from {source} (`{kind}`) to `{model_type}` of hf_relpos, with position scheme {schemes}:
 the same function of the same weights.
 The licence of the original and what its model card says hold for this folder too.
 
@@ -34,9 +37,7 @@ from transformers import {auto}
 model = {auto}.from_pretrained(".", trust_remote_code=True)
 ```
 
-```text
 {summary}
-```
 """
 
 
@@ -108,12 +109,12 @@ def _card(title: str, model: PreTrainedModel, source: str, report: Report) -> st
     origin = source if named else Path(source).resolve().name
     text = CARD.format(
         metadata=data.to_yaml(),
-        title=title,
-        source=origin,
+        title=plain(title),
+        source=code_span(origin),
         kind=report.source,
         model_type=config.model_type,
         schemes=", ".join(f"`{scheme}`" for scheme in schemes),
         auto=auto,
-        summary=report.summary,
+        summary=code_block(report.summary, "text"),
     )
     return str(ModelCard(text))

@@ -43,6 +43,7 @@ from hf_relpos.training.run_folder import check_output_dir
 from hf_relpos.training.run_folder import describe_run
 from hf_relpos.training.run_folder import find_progress
 from hf_relpos.training.run_folder import holds_work
+from hf_relpos.training.run_folder import mark_finished
 from hf_relpos.training.run_folder import save_results
 from hf_relpos.training.run_folder import start_folder
 from hf_relpos.training.run_folder import tidy
@@ -207,17 +208,12 @@ def run(job: Job) -> dict[str, Any]:
     """
     if not job.args.should_save:
         return _run_or_tidy(job)
-    with hold_folder(job.args.output_dir):
-        _refuse_meanwhile(job)
-        return _run_or_tidy(job)
-
-
-def _refuse_meanwhile(job: Job) -> None:
-    """Refuse a folder into which another process has written since the run was prepared."""
     args, start = job.args, job.record["model"]["model_name_or_path"]
-    check_output_dir(args, job.record)
-    if find_progress(args, carries_memory(job.model.config), start) != (job.checkpoint, job.finished):
-        raise ValueError(f"output_dir={args.output_dir!r} was written by another run meanwhile: start again")
+    with hold_folder(args.output_dir):
+        check_output_dir(args, job.record)
+        if find_progress(args, carries_memory(job.model.config), start) != (job.checkpoint, job.finished):
+            raise ValueError(f"output_dir={args.output_dir!r} was written by another run meanwhile: start again")
+        return _run_or_tidy(job)
 
 
 def _run_or_tidy(job: Job) -> dict[str, Any]:
@@ -250,6 +246,8 @@ def _run(job: Job) -> dict[str, Any]:
         trainer.save_model(_internal_call=True)  # it is published at the end, with its card
     if trains:
         trainer.save_state()  # last: it marks a finished run
+    elif job.finished and job.checkpoint != args.output_dir and args.should_save:  # killed before it was marked
+        mark_finished(args.output_dir)
     metrics = evaluate(trainer, job.texts)
     if trainer.is_world_process_zero():
         metrics |= describe_validation(job.record["text"], job.texts.get("eval"), job.validation)

@@ -128,6 +128,11 @@ def find_progress(run: RunArguments, memory: bool = False, start: str | None = N
     return str(kept), True
 
 
+def mark_finished(folder: str | Path) -> None:
+    """Take over the state of the last checkpoint into the folder of a run, whose weights are there."""
+    _write_json(Path(folder, TRAINER_STATE_NAME), _read_json(list_checkpoints(folder)[0] / TRAINER_STATE_NAME))
+
+
 def _wanted(run: RunArguments) -> str:
     """Return what to go on from: false, true, auto or a folder; a run that is only evaluated takes what it has trained."""
     wanted = run.resume_from_checkpoint or ("false" if run.do_train else "auto")

@@ -89,8 +89,9 @@ def trained(room: Path) -> Outcome:
         if folder != out:
             optimizer = bits_of(torch.load(folder / "optimizer.pt", weights_only=True))
             found[f"{folder.name} optimizer"] = digest(json.dumps(optimizer).encode())
+    # Trainer's mean of the loss is over the steps since it was started, if there were any.
     results = steady(json.loads((out / "all_results.json").read_text()))
-    results.pop("train_loss", None)  # Trainer's mean is over the steps since it was started
+    results = {name: value for name, value in results.items() if name.startswith("eval_")}
     return found | {"results": json.dumps(results), "sample": (out / "sample.txt").read_text()}
 
 

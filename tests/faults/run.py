@@ -20,6 +20,7 @@ import time
 import traceback
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import as_completed
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,9 @@ def try_all(rows: list[tuple[str, str]], seeds: range, jobs: int, hub: Path) -> 
             kind, job, seed = key
             return try_one(kind, job, seed, folder, wholes[job], hub)
 
-        for key, what in tqdm(zip(waiting, pool.map(work, waiting), strict=True), "Tries", len(waiting)):
+        futures = {pool.submit(work, key): key for key in waiting}
+        for future in tqdm(as_completed(futures), "Tries", len(waiting)):
+            key, what = futures[future], future.result()
             known[key] = what
             if what.startswith("FAILED"):
                 tqdm.write(f"{key}: {what}")
