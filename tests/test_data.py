@@ -4,9 +4,11 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from datasets import Dataset
 from hypothesis import given
@@ -248,15 +250,38 @@ def test_evaluation_asks_for_the_same_tokens_every_time(monkeypatch):
 
 def test_a_tokenizing_process_that_dies_is_told(monkeypatch):
     monkeypatch.setattr(tokenizing, "_work", die)
-    documents = Dataset.from_dict({"text": ["a text whose blocks are in no cache"] * 3})
+    documents = Dataset.from_dict({"text": [f"a text whose blocks are in no cache {time.time_ns()}"] * 3})
     with pytest.raises(ChildProcessError, match="a process that tokenizes died.*fewer than preprocessing_num_workers=2"):
         pack(documents, TOKENIZER, 16, num_proc=2)
     monkeypatch.undo()
-    assert len(pack(documents, TOKENIZER, 16, num_proc=2)) == 6
+    assert len(pack(documents, TOKENIZER, 16, num_proc=2)) > 6
 
 
 def die(batch):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(tokenizing.START != "fork", reason="only forked processes take over what this test puts in place")
+def test_processes_that_tokenize_end_with_the_one_that_asks_them(monkeypatch):
+    monkeypatch.setattr(tokenizing, "_work", sleep)
+    if (asking := os.fork()) == 0:
+        pack(Dataset.from_dict({"text": ["a text that nobody tokenizes to its end"] * 3}), TOKENIZER, 16, num_proc=2)
+        os._exit(0)
+    workers, end = [], time.monotonic() + 60
+    while not workers and time.monotonic() < end:
+        time.sleep(0.05)
+        workers = psutil.Process(asking).children()
+    assert workers
+    os.kill(asking, signal.SIGKILL)
+    os.waitpid(asking, 0)
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    for worker in alive:
+        worker.kill()
+    assert not alive
+
+
+def sleep(batch):
+    time.sleep(60)
 
 
 @pytest.mark.parametrize("how", ["cut", "one bit", "one bit of the facts", "no facts"])

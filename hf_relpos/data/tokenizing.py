@@ -4,6 +4,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -183,6 +184,14 @@ _worker: list[PreTrainedTokenizerBase] = []
 
 def _begin(tokenizer: PreTrainedTokenizerBase) -> None:
     _worker[:] = [tokenizer]
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that asks it for tokens was killed: else it would wait for work for ever."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _work(batch: Rows) -> TokenPart:

@@ -201,6 +201,7 @@ def run_push(address: str) -> None:
     import transformers.utils.hub
     from huggingface_hub import HfApi
     from huggingface_hub import constants
+    from huggingface_hub.errors import HTTPError
 
     from hf_relpos.training.publishing import publish
 
@@ -209,7 +210,7 @@ def run_push(address: str) -> None:
     try:
         api.create_repo(REPO, exist_ok=True)
         publish("model", REPO)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, HTTPError) as error:  # the last is that of `create_repo`
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted")
