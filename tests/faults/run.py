@@ -175,7 +175,7 @@ def page(found: dict[tuple[str, str, int], str], given: Any, seconds: float) -> 
     lines = [
         "# What faults do to runs",
         "",
-        f"**Conclusion: of {len(found):,} faults, {failed} left another result than no fault.**",
+        f"**Conclusion: of {len(found):,} faults, {failed} failed.**",
         "",
         "Each try lets a tiny job meet one fault, then runs the same command again. A try is good if the newest whole checkpoint is still "
         "there, and if the job ends with the bits of an undisturbed one: weights, optimizer, log and results. A fault that cannot be "
