@@ -1,9 +1,10 @@
 PYTHON ?= python3
 VENV := .venv
+HUB ?= ../shared/tools/hub_server.py
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help train test coverage suite lint docs gpu speed-check properties hub versions mutants
+.PHONY: help train test coverage suite lint docs gpu speed-check properties hub versions mutants faults long audit
 
 help:
 	@echo "make train   set up .venv and train the default decoder (ARGS='--max_steps 100' adds arguments)"
@@ -14,6 +15,9 @@ help:
 	@echo "make speed-check  time a few schemes, and fail where one is slower than the committed report says"
 	@echo "make properties  try 10,000 random configurations (ARGS='--examples 500 --seed 1')"
 	@echo "make mutants break the package in some 200 ways, and see which test notices (ARGS='--only toeplitz' chooses)"
+	@echo "make faults  kill, fill, cut and damage runs, and see whether they go on with the same bits (ARGS='--times 2 --only SIGKILL')"
+	@echo "make long    100,000 steps, 1,000 saves, 10,000 turns of a chat: is memory flat? (ARGS='--scale 0.01' is a short trial)"
+	@echo "make audit   ask for known holes in the tested versions, and list the licences of what is installed"
 	@echo "make lint    set up .venv and run ruff and pyright"
 	@echo "make docs    set up .venv and build the documentation into site/; 'make docs ARGS=serve' shows it while you write"
 	@echo "make hub     push to a Hub on this machine, delete the environment, pull in another (HUB=script that plays the Hub)"
@@ -59,6 +63,20 @@ properties: $(INSTALLED)
 mutants: $(INSTALLED)
 	$(BIN)/python tests/mutants/run.py $(ARGS)
 
+# Writes docs/benchmarks/faults.md, and goes on where it was stopped.
+faults: $(INSTALLED)
+	$(BIN)/python tests/faults/run.py --hub $(HUB) $(ARGS)
+
+# Writes docs/benchmarks/long_runs.md.
+long: $(INSTALLED)
+	$(BIN)/python tests/long_runs.py $(ARGS)
+
+# Fails at a version with a known hole, and at a licence that would bear on whoever installs the package.
+audit: $(INSTALLED)
+	$(BIN)/pip install --quiet pip-audit pip-licenses
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
+	$(BIN)/pip-licenses --format markdown --partial-match --fail-on "GNU General Public;GPLv2;GPLv3;AGPL;Affero"
+
 lint: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/ruff check .
@@ -69,7 +87,6 @@ docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs $(or $(ARGS),build --strict)
 
-HUB ?= ../shared/tools/hub_server.py
 hub: $(INSTALLED)
 	$(BIN)/python tests/hub_round_trip.py $(HUB)
 

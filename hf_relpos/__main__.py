@@ -34,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.run(arguments)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted: what was finished is kept, and the same command does the rest", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

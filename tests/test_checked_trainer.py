@@ -1,5 +1,8 @@
 """Trainer that stops a diverged run, keeps the best model by every metric, and takes whole checkpoints only."""
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,10 @@ from hf_relpos.training.best_model import greater_is_better
 from hf_relpos.training.checked_trainer import CheckedTrainer
 from hf_relpos.training.checked_trainer import Diverged
 from hf_relpos.training.checked_trainer import find_not_finite
+from hf_relpos.training.checkpoints import DIGESTS
 from hf_relpos.training.checkpoints import flaw_of
 from hf_relpos.training.checkpoints import last_checkpoint
+from hf_relpos.training.checkpoints import write_digests
 from hf_relpos.training.segment_trainer import SegmentTrainer
 
 TEXT = make_table(segment_script.TRAINING)
@@ -252,3 +257,43 @@ def test_another_memory_length_between_two_calls(tmp_path):
     assert len(trainer.costs) == 2 and trainer._memories == {0: None}
     model.set_memory_length(3)
     assert trainer.evaluate()["eval_loss"] != with_memory != pytest.approx(alone, abs=1e-3)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_one_changed_bit_of_a_checkpoint_is_noticed(run_folder, part):
+    path = run_folder / "checkpoint-3" / part
+    whole = bytearray(path.read_bytes())
+    whole[-40] ^= 2  # numbers of the last tensor, a name in a pickle, a digit or a letter of JSON
+    path.unlink()
+    path.write_bytes(whole)
+    flaw = flaw_of(run_folder / "checkpoint-3", memory=True)
+    assert flaw and part in flaw
+    assert last_checkpoint(run_folder, memory=True) == str(run_folder / "checkpoint-2")
+    if "changed" in flaw:
+        (run_folder / "checkpoint-3" / DIGESTS).unlink()  # as the message says, and as the stock Trainer leaves it
+        assert flaw_of(run_folder / "checkpoint-3", memory=True) is None
+
+
+def test_digests_leave_out_what_other_processes_write(run_folder):
+    folder = run_folder / "checkpoint-3"
+    (folder / "rng_state_1.pth").write_bytes(b"half")
+    (folder / DIGESTS).unlink()
+    write_digests(folder)
+    assert set(PARTS) <= json.loads((folder / DIGESTS).read_text()).keys()
+    assert not {"rng_state_1.pth", DIGESTS} & json.loads((folder / DIGESTS).read_text()).keys()
+
+
+class Dying(list):
+    """Rows whose fifth ends the process that reads it."""
+
+    def __getitem__(self, index):
+        if index == 4 and torch.utils.data.get_worker_info():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_reading_process_that_dies_ends_a_run_with_one_line(tmp_path):
+    rows = Dying({"input_ids": [1, 2, 3], "labels": [1, 2, 3]} for _ in range(8))
+    trainer = make_trainer(tmp_path, rows, trainer=CheckedTrainer, dataloader_num_workers=1, max_steps=8)
+    with pytest.raises(ChildProcessError, match="a process that reads batches died, .* fewer than dataloader_num_workers=1"):
+        trainer.train()

@@ -167,3 +167,14 @@ def test_a_misspelled_choice_is_refused_before_any_run(tmp_path) -> None:
     with pytest.raises(SystemExit, match="position_schem"):
         main([*argv, "position_schem=rope"])
     assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_ends_a_command_with_one_line(monkeypatch, tmp_path, capsys):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "read_comparison", stop)
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "some.yaml"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted: what was finished is kept, and the same command does the rest\n"

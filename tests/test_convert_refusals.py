@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from originals import original
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save_file
 
@@ -274,3 +275,14 @@ def test_what_newer_sources_cannot_say(name: str, fields: dict, message: str) ->
 def test_gates_are_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="model_type='wavlm' cannot be converted: its gates"):
         convert_checkpoint("wavlm", {}, {})
+
+
+def test_a_disk_that_is_full_leaves_nothing_and_ends_with_one_line(source, monkeypatch):
+    def full(self, folder):
+        pathlib.Path(folder, "model.safetensors").write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(SystemExit, match="error: .*output could not be written: .*No space left"):
+        main(["convert", str(source), str(source.parent / "output")])
+    assert [path.name for path in source.parent.iterdir()] == [source.name]

@@ -1,9 +1,14 @@
 """Text sources and blocks: nothing is lost, nothing is read twice, and bad input is named."""
 
 import json
+import os
+import signal
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from datasets import Dataset
 from hypothesis import given
@@ -11,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from hf_relpos.data import packing
+from hf_relpos.data import tokenizing
 from hf_relpos.data.packing import IGNORED
 from hf_relpos.data.packing import MaskingCollator
 from hf_relpos.data.packing import cut_blocks
@@ -240,3 +246,52 @@ def test_evaluation_asks_for_the_same_tokens_every_time(monkeypatch):
     assert asked.any() and (parts["labels"][:][asked] == blocks["labels"][:][asked]).all()
     with pytest.raises(ValueError, match="too short: none of its tokens was masked"):
         mask_once(blocks, MaskingCollator(TOKENIZER, mlm_probability=0.0, seed=0))
+
+
+def test_a_tokenizing_process_that_dies_is_told(monkeypatch):
+    monkeypatch.setattr(tokenizing, "_work", die)
+    documents = Dataset.from_dict({"text": [f"a text whose blocks are in no cache {time.time_ns()}"] * 3})
+    with pytest.raises(ChildProcessError, match="a process that tokenizes died.*fewer than preprocessing_num_workers=2"):
+        pack(documents, TOKENIZER, 16, num_proc=2)
+    monkeypatch.undo()
+    assert len(pack(documents, TOKENIZER, 16, num_proc=2)) > 6
+
+
+def die(batch):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(tokenizing.START != "fork", reason="only forked processes take over what this test puts in place")
+def test_processes_that_tokenize_end_with_the_one_that_asks_them(monkeypatch):
+    monkeypatch.setattr(tokenizing, "_work", sleep)
+    if (asking := os.fork()) == 0:
+        pack(Dataset.from_dict({"text": ["a text that nobody tokenizes to its end"] * 3}), TOKENIZER, 16, num_proc=2)
+        os._exit(0)
+    workers, end = [], time.monotonic() + 60
+    while not workers and time.monotonic() < end:
+        time.sleep(0.05)
+        workers = psutil.Process(asking).children()
+    assert workers
+    os.kill(asking, signal.SIGKILL)
+    os.waitpid(asking, 0)
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    for worker in alive:
+        worker.kill()
+    assert not alive
+
+
+def sleep(batch):
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("how", ["cut", "one bit", "one bit of the facts", "no facts"])
+def test_a_table_that_was_changed_in_the_cache_is_written_anew(how):
+    documents = Dataset.from_dict({"text": [f"a text, {how}"] * 9})
+    before = pack(documents, TOKENIZER, 16)
+    wanted, table = before["input_ids"][:].tolist(), Path(before.cache_files[0]["filename"])
+    path = table if how in ("cut", "one bit") else table.with_suffix(".json")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()  # tables that are mapped stay as they are
+    path.write_bytes({"cut": content[:-300], "no facts": b""}.get(how, content))
+    assert pack(documents, TOKENIZER, 16)["input_ids"][:].tolist() == wanted

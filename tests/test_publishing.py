@@ -32,11 +32,11 @@ class Hub(HfApi):
 
     def __init__(self):
         super().__init__()
-        self.files, self.commits, self.dead = {}, [], False
+        self.files, self.commits, self.dead, self.error = {}, [], False, HTTPError("connection reset")
 
     def answer(self):
         if self.dead:
-            raise HTTPError("connection reset")
+            raise self.error
 
     def create_repo(self, repo_id, **options):
         self.answer()
@@ -165,9 +165,10 @@ def test_a_hub_that_does_not_answer_ends_a_run_before_it_trains(hub, tmp_path):
         make_trainer(tmp_path, make_table([[1, 2] * 40]), trainer=CheckedTrainer, push_to_hub=True, hub_model_id="me/run")
 
 
-def test_a_dead_connection_leaves_all_or_nothing_and_says_so(hub, trained, capsys):
+@pytest.mark.parametrize("error", [HTTPError("connection reset"), RuntimeError("connection reset")], ids=["", "large file"])
+def test_a_dead_connection_leaves_all_or_nothing_and_says_so(hub, trained, capsys, error):
     """A folder, in one commit; the second push completes it."""
-    hub.dead = True
+    hub.dead, hub.error = True, error
     with pytest.raises(
         OSError, match="ended early: connection reset.*branch later holds what it held.*whole in .*out; push it"
     ):

@@ -14,6 +14,7 @@ from test_segment_ddp import start
 from transformers import Trainer
 
 from hf_relpos.training.arguments import RunArguments
+from hf_relpos.training.checkpoints import DIGESTS
 from hf_relpos.training.run_folder import find_checkpoint
 from hf_relpos.training.segment_trainer import memory_file
 
@@ -73,6 +74,7 @@ def test_without_the_memory_the_losses_differ(tmp_path):
     state = torch.load(file)
     state["memories"] = [[hidden, torch.zeros_like(length)] for hidden, length in state["memories"]]
     torch.save(state, file)
+    (tmp_path / "checkpoint-3" / DIGESTS).unlink()
     resumed = make_trainer(tmp_path, TEXT, **FIELDS)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert resumed.ids == whole.ids[6:] and resumed.costs[0] != whole.costs[6]

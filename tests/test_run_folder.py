@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
 import shutil
+import signal
+import time
 from functools import partial
 
 import pytest
@@ -14,6 +17,7 @@ from safetensors.torch import load_file
 
 from hf_relpos.training import run as run_module
 from hf_relpos.training.arguments import parse_arguments
+from hf_relpos.training.folder_lock import hold_folder
 from hf_relpos.training.run import main
 from hf_relpos.training.run import prepare
 from hf_relpos.training.run import run
@@ -97,6 +101,8 @@ def test_a_finished_run_keeps_its_best_model(config, folder, limit):
         moved = shutil.copytree(folder, folder.with_name("moved"))
         run(prepare([config(**settings, output_dir=str(moved))]))
         assert model_of(moved) == before
+        last = moved / "checkpoint-6" / "trainer_state.json"
+        assert json.loads((moved / "trainer_state.json").read_text()) == json.loads(last.read_text())
         shutil.rmtree(moved / f"checkpoint-{job.trainer.state.best_global_step}")
         (moved / "trainer_state.json").unlink(missing_ok=True)
         with pytest.raises(ValueError, match="checkpoint-6 is the end of the run, but its best checkpoint .* is gone"):
@@ -217,3 +223,41 @@ def test_a_folder_that_cannot_be_written_is_named(config, folder):
     (folder / "model.safetensors").touch()
     with pytest.raises(ValueError, match="run_arguments.json is damaged"):
         prepare([config()])
+
+
+# ---- two runs
+
+
+def test_a_folder_is_written_by_one_run_at_a_time(config, folder):
+    job = prepare([config()])
+    with hold_folder(folder), pytest.raises(ValueError, match="out' is written by another run just now: wait for it, or"):
+        run(job)
+    assert not any(folder.iterdir())
+
+
+def test_a_worker_that_outlives_its_run_does_not_hold_the_folder(tmp_path):
+    heard, told = os.pipe()
+    with hold_folder(tmp_path):
+        if (child := os.fork()) == 0:
+            os.write(told, b"forked")
+            time.sleep(30)
+            os._exit(0)
+        os.read(heard, 6)
+    try:
+        with hold_folder(tmp_path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"), [({}, "already holds this run"), (AUTO, "was written by another run meanwhile")]
+)
+def test_a_run_that_was_prepared_beside_another_does_not_write_over_it(config, folder, settings, message):
+    first, second = prepare([config(**settings)]), prepare([config(**settings)])
+    run(first)
+    before = model_of(folder)
+    with pytest.raises(ValueError, match=message):
+        run(second)
+    assert model_of(folder) == before

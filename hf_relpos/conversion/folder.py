@@ -9,12 +9,16 @@ from pathlib import Path
 import torch
 from huggingface_hub import ModelCard
 from huggingface_hub import ModelCardData
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase
 
 from hf_relpos.conversion.checkpoint import find_file
 from hf_relpos.conversion.checkpoint import read_json
 from hf_relpos.conversion.rules import Report
+from hf_relpos.evaluation.page import code_block
+from hf_relpos.evaluation.page import code_span
+from hf_relpos.evaluation.page import plain
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 CARD = """---
@@ -23,7 +27,7 @@ CARD = """---
 
 # {title}
 
-Converted from `{source}` (`{kind}`) to `{model_type}` of hf_relpos, with position scheme {schemes}:
+Converted from {source} (`{kind}`) to `{model_type}` of hf_relpos, with position scheme {schemes}:
 the same function of the same weights.
 The licence of the original and what its model card says hold for this folder too.
 
@@ -33,9 +37,7 @@ from transformers import {auto}
 model = {auto}.from_pretrained(".", trust_remote_code=True)
 ```
 
-```text
 {summary}
-```
 """
 
 
@@ -82,8 +84,10 @@ def write_folder(
         os.umask(mask)  # a temporary folder is closed to others
         scratch.chmod(0o777 & ~mask)
         scratch.replace(output)
-    except BaseException:
+    except BaseException as stop:
         shutil.rmtree(scratch, ignore_errors=True)
+        if isinstance(stop, OSError | SafetensorError):  # a disk that is full, or a folder that is there meanwhile
+            raise OSError(f"{output} could not be written: {stop}") from stop
         raise
 
 
@@ -105,12 +109,12 @@ def _card(title: str, model: PreTrainedModel, source: str, report: Report) -> st
     origin = source if named else Path(source).resolve().name
     text = CARD.format(
         metadata=data.to_yaml(),
-        title=title,
-        source=origin,
+        title=plain(title),
+        source=code_span(origin),
         kind=report.source,
         model_type=config.model_type,
         schemes=", ".join(f"`{scheme}`" for scheme in schemes),
         auto=auto,
-        summary=report.summary,
+        summary=code_block(report.summary, "text"),
     )
     return str(ModelCard(text))

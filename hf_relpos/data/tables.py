@@ -22,7 +22,7 @@ from datasets.config import HF_DATASETS_CACHE
 from filelock import FileLock
 
 # Part of every key: a table that another version of this code wrote is not taken for one of this version.
-VERSION = 1
+VERSION = 2
 # Rows that are read at a time, and bytes after which mapped pages are given back. Rows of a shuffled table map their neighbours'
 # pages, too: several times as much as is read.
 READ, RELEASED = 64, 8 << 20
@@ -34,8 +34,8 @@ def cached_table(
 ) -> tuple[Dataset, dict[str, Any]]:
     """Return a table from the cache of `datasets`, or write it there first.
 
-    Processes that ask for the same table at the same time wait for the first of them. A table whose writing was interrupted is
-    written anew.
+    Processes that ask for the same table at the same time wait for the first of them. A table whose writing was interrupted, or
+    that was changed since, is written anew.
 
     Args:
         kind: what the table holds, in one word; the name of its folder.
@@ -47,27 +47,29 @@ def cached_table(
         The table, mapped into memory, and the facts.
     """
     with _entry(kind, key) as (table, record):
-        if not (table.is_file() and record.is_file()):
-            facts: dict[str, Any] = {}
+        facts = _read_facts(record, table)
+        if facts is None:
+            facts = {}
             with _written(table) as part, pa.OSFile(str(part), "wb") as file, pa.ipc.new_stream(file, schema) as sink:
                 for batch in batches(facts):
                     sink.write_batch(batch)
-            _write_facts(record, facts)
-        return Dataset.from_file(str(table)), json.loads(record.read_text(encoding="utf-8"))
+            _write_facts(record, facts, table)
+        return Dataset.from_file(str(table)), facts
 
 
 def cached_facts(kind: str, key: Any, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return facts, as JSON, from the cache, or find them first; arguments as those of `cached_table`."""
-    with _entry(kind, key) as (_, record):
-        if not record.is_file():
-            _write_facts(record, find())
-        return json.loads(record.read_text(encoding="utf-8"))
+    with _entry(kind, key) as (table, record):
+        facts = _read_facts(record, table)
+        if facts is None:
+            _write_facts(record, facts := find(), table)
+        return facts
 
 
 @contextmanager
 def _entry(kind: str, key: Any) -> Iterator[tuple[Path, Path]]:
     """Return the files of a key's table and facts, for one process at a time."""
-    digest = hashlib.sha256(json.dumps([VERSION, kind, key], sort_keys=True).encode()).hexdigest()[:32]
+    digest = _digest([VERSION, kind, key])
     folder = _cache_folder() / kind
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f"{digest}.lock"):
@@ -85,9 +87,28 @@ def _written(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def _write_facts(record: Path, facts: dict[str, Any]) -> None:
+def _write_facts(record: Path, facts: dict[str, Any], table: Path) -> None:
+    content = [facts, _stamp(table)]
     with _written(record) as part:
-        part.write_text(json.dumps(facts), encoding="utf-8")
+        part.write_text(json.dumps([*content, _digest(content)]), encoding="utf-8")
+
+
+def _read_facts(record: Path, table: Path) -> dict[str, Any] | None:
+    """Return the facts of a table, None if they or the table are not as they were written."""
+    try:
+        *content, digest = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not written yet, or damaged
+        return None
+    return content[0] if digest == _digest(content) and content[1] == _stamp(table) else None
+
+
+def _stamp(table: Path) -> list[int] | None:
+    """Return the size and the time of a table, which tell that it was changed without reading all of it; None for no table."""
+    return [(found := table.stat()).st_size, found.st_mtime_ns] if table.is_file() else None
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def read_rows(table: Dataset) -> Iterator[dict[str, Any]]:

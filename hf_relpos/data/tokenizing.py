@@ -4,12 +4,14 @@ import hashlib
 import json
 import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 from typing import NamedTuple
@@ -151,12 +153,18 @@ def _tokenize_in_processes(batches: Iterable[Rows], tokenizer: PreTrainedTokeniz
         _threads_of_tokenizers_off(),
         ProcessPoolExecutor(processes, multiprocessing.get_context(START), _begin, (tokenizer,)) as pool,
     ):
-        for batch in batches:
-            waiting.append(pool.submit(_work, batch))
-            if len(waiting) > AHEAD * processes:
+        try:
+            for batch in batches:
+                waiting.append(pool.submit(_work, batch))
+                if len(waiting) > AHEAD * processes:
+                    yield waiting.popleft().result()
+            while waiting:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise ChildProcessError(
+                f"a process that tokenizes died, or the system killed it for its memory; fewer than preprocessing_num_workers={processes} "
+                f"need less ({error})"
+            ) from error
 
 
 @contextmanager
@@ -176,6 +184,14 @@ _worker: list[PreTrainedTokenizerBase] = []
 
 def _begin(tokenizer: PreTrainedTokenizerBase) -> None:
     _worker[:] = [tokenizer]
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that asks it for tokens was killed: else it would wait for work for ever."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _work(batch: Rows) -> TokenPart:

@@ -100,26 +100,43 @@ def _cell(text: str) -> str:
 
 def as_markdown(title: str, parts: Iterable[Part]) -> str:
     """Return Markdown; plots are files in the folder `figures` beside it."""
-    return "\n\n".join([f"# {_plain(title)}", *map(_markdown, parts)]) + "\n"
+    return "\n\n".join([f"# {plain(title)}", *map(_markdown, parts)]) + "\n"
 
 
 def _markdown(part: Part) -> str:
     if isinstance(part, Heading):
-        return f"{'#' * part.level} {_plain(part.text)}"
+        return f"{'#' * part.level} {plain(part.text)}"
     if isinstance(part, Text):
-        return _plain(part.text)
+        return plain(part.text)
     if isinstance(part, Points):
-        return "\n".join(f"- {_plain(line)}" for line in part.lines)
+        return "\n".join(f"- {plain(line)}" for line in part.lines)
     if isinstance(part, Plot):
-        return f"![{_plain(part.caption)}](figures/{part.name}.svg)\n\n*{_plain(part.caption)}*"
+        return f"![{plain(part.caption)}](figures/{part.name}.svg)\n\n*{plain(part.caption)}*"
     if isinstance(part, Code):
-        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", part.text)), default=0))
-        return f"{fence}\n{part.text.rstrip()}\n{fence}"
+        return code_block(part.text)
     lines = [part.head, ("---",) * len(part.head), *part.rows]
-    rows = ["| " + " | ".join(map(_plain, line)) + " |" for line in lines]
-    return f"{_plain(part.caption)}\n\n" + "\n".join(rows)
+    rows = ["| " + " | ".join(map(plain, line)) + " |" for line in lines]
+    return f"{plain(part.caption)}\n\n" + "\n".join(rows)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return text in which nothing is markup, on one line."""
     return re.sub(r"([\\`*_\[\]|<>])", r"\\\1", " ".join(text.split())).replace(r"\_", "_")
+
+
+def code_span(text: str) -> str:
+    """Return text as Markdown code within a line, whatever it holds."""
+    text, mark = " ".join(text.split()), longer_mark(text, 1)
+    space = " " * (text[:1] == "`" or text[-1:] == "`")
+    return f"{mark}{space}{text}{space}{mark}"
+
+
+def code_block(text: str, language: str = "") -> str:
+    """Return text as a Markdown block of code, whatever it holds."""
+    fence = longer_mark(text, 3)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def longer_mark(text: str, least: int) -> str:
+    """Return backquotes, at least so many, and more than stand together in a text."""
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))

@@ -41,7 +41,7 @@ def explain_failed_upload(repo_id: str, revision: str | None, go_on: str) -> Ite
     """
     try:
         yield
-    except (HTTPError, OSError) as error:
+    except (HTTPError, OSError, RuntimeError) as error:  # the last is that of a large file
         raise OSError(
             f"the upload to {repo_id} ended early: {error}. All files go there in one commit, so the branch {revision or 'main'} holds "
             f"what it held before (nothing, if it is new) or, if only the answer was lost, all of them. {go_on}: what has arrived is "

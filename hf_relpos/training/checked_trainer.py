@@ -25,6 +25,7 @@ from hf_relpos.training.checkpoints import last_checkpoint
 from hf_relpos.training.checkpoints import list_checkpoints
 from hf_relpos.training.checkpoints import require_whole
 from hf_relpos.training.checkpoints import was_completed
+from hf_relpos.training.checkpoints import write_digests
 from hf_relpos.training.publishing import publish
 from hf_relpos.training.publishing import require_token
 
@@ -61,6 +62,7 @@ class CheckedTrainer(Trainer):
         Raises:
             Diverged: the loss, the gradients or the weights are no longer finite.
             ValueError: the checkpoint to go on from is not whole; the message names the file and the one to use instead.
+            ChildProcessError: a process that reads batches died.
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_checkpoint(str(self.args.output_dir), **self._checkpoint_parts())
@@ -70,7 +72,16 @@ class CheckedTrainer(Trainer):
                 )
         elif resume_from_checkpoint:
             require_whole(resume_from_checkpoint, **self._checkpoint_parts())
-        result = super().train(resume_from_checkpoint, *args, **kwargs)
+        try:
+            result = super().train(resume_from_checkpoint, *args, **kwargs)
+        except (RuntimeError, ConnectionError, EOFError) as error:  # as the loss of a process is met
+            lost_pipe = self.args.dataloader_num_workers and isinstance(error, ConnectionError | EOFError)
+            if not lost_pipe and "DataLoader worker" not in str(error):
+                raise
+            raise ChildProcessError(
+                f"a process that reads batches died, or the system killed it for its memory ({error}): a run goes on from its last "
+                f"checkpoint, with fewer than dataloader_num_workers={self.args.dataloader_num_workers} if memory was short"
+            ) from error
         self._try_weights()
         return result
 
@@ -125,6 +136,8 @@ class CheckedTrainer(Trainer):
         folder = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
         try:
             super()._save_checkpoint(model, trial)
+            if self.args.should_save:
+                write_digests(folder)
         except NOT_WRITTEN as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise OSError(f"{folder} could not be written and was removed: {error}") from error

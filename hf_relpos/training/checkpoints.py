@@ -4,8 +4,10 @@ A checkpoint is whole when every file that resuming reads is there and was writt
 missing parts anew, and computes other numbers without a word.
 """
 
+import hashlib
 import json
 import logging
+import re
 import zipfile
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from transformers.utils import WEIGHTS_NAME
 
 logger = logging.getLogger(__name__)
 
+DIGESTED = (".safetensors", ".json", ".pt", ".pth", ".bin")
 WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, ADAPTER_SAFE_WEIGHTS_NAME, WEIGHTS_NAME)
 
 
@@ -41,7 +44,38 @@ def flaw_of(checkpoint: str | Path, memory: bool = False, scaler: bool = False) 
     for path in sorted(files.values()):
         if damage := _damage(path):
             return f"has a damaged {path.name} ({damage})"
-    return None
+    return _changed(folder, files)
+
+
+DIGESTS = "digests.json"
+"""The SHA-256 of each file of a checkpoint, by name: a bit that changes on the disk still makes numbers."""
+
+
+def write_digests(checkpoint: str | Path) -> None:
+    """Write down the digests of a checkpoint that is whole.
+
+    What other processes write for themselves is left out: it may not be written to its end.
+    """
+    others = re.compile(r"_0*[1-9]\d*$")
+    files = [path for path in Path(checkpoint).iterdir() if path.suffix in DIGESTED and not others.search(path.stem)]
+    found = {path.name: _sha256(path) for path in sorted(files) if path.name != DIGESTS}
+    part = Path(checkpoint, f"{DIGESTS}.part")
+    part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    part.replace(Path(checkpoint, DIGESTS))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _changed(folder: Path, files: dict[str, Path]) -> str | None:
+    """Return which file of a checkpoint is not as it was written; checkpoints of other Trainers have no digests."""
+    if DIGESTS not in files:
+        return None
+    written = json.loads(files[DIGESTS].read_text(encoding="utf-8"))
+    changed = [name for name, digest in written.items() if name in files and _sha256(files[name]) != digest]
+    return f"has a changed {', '.join(changed)} (remove {folder / DIGESTS} to take it nevertheless)" if changed else None
 
 
 def was_completed(checkpoint: str | Path) -> bool:

@@ -1,7 +1,6 @@
 """The model card of a run, written from what stands in its folder: arguments, text, numbers and sample."""
 
 import json
-import re
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -15,6 +14,9 @@ from transformers import AutoConfig
 from transformers import PreTrainedConfig
 
 from hf_relpos.evaluation.language_model import position_bound
+from hf_relpos.evaluation.page import code_block
+from hf_relpos.evaluation.page import code_span
+from hf_relpos.evaluation.page import plain
 from hf_relpos.training.arguments import DataArguments
 from hf_relpos.training.arguments import ModelArguments
 from hf_relpos.training.arguments import RunArguments
@@ -59,7 +61,7 @@ def write_model_card(folder: str | Path) -> Path:
     name = folder.resolve().name
     template = Template(next(path for path in TEMPLATES if path.is_file()).read_text(encoding="utf-8"))
     body = template.substitute(
-        title=name,
+        title=plain(name),
         introduction=_introduction(folder, config),
         usage=_usage(config, record.get("prompt", "import ")),
         text=_text(record["text"]),
@@ -159,7 +161,7 @@ def _usage(config: PreTrainedConfig, prompt: str) -> str:
 
 
 def _text(text: dict[str, Any]) -> str:
-    lines = [f"Source: {text['source']}.", "", "| split | documents | bytes | SHA-256 |", "|---|---:|---:|---|"]
+    lines = [f"Source: {plain(text['source'])}.", "", "| split | documents | bytes | SHA-256 |", "|---|---:|---:|---|"]
     splits = {split: found for split, found in text.items() if split != "source"}
     for split, found in splits.items():
         lines.append(f"| {split} | {found['documents']:,} | {found['bytes']:,} | `{found['sha256']}` |")
@@ -193,8 +195,7 @@ def _sample(folder: Path) -> str:
     if not path.is_file():
         return ""
     text = path.read_text(encoding="utf-8")
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=2))
-    return f"A sample, not selected; its first characters are given:\n\n{fence}text\n{text}\n{fence}\n"
+    return f"A sample, not selected; its first characters are given:\n\n{code_block(text, 'text')}\n"
 
 
 def _arguments(record: dict[str, Any]) -> str:
@@ -209,7 +210,7 @@ def _arguments(record: dict[str, Any]) -> str:
         if name in settings:
             settings[name] = json.loads(settings[name])
     lines = yaml.safe_dump(settings, sort_keys=True, allow_unicode=True)
-    text = f"With `train_lm.py` of hf_relpos and these settings; the rest has its defaults:\n\n```yaml\n{lines}```"
+    text = f"With `train_lm.py` of hf_relpos and these settings; the rest has its defaults:\n\n{code_block(lines, 'yaml')}"
     resumed = (
         f"\n\nAt step {entry['step']} it was resumed with other settings: {_changes(entry['changed'])}."
         for entry in record.get("resumed", [])
@@ -218,7 +219,7 @@ def _arguments(record: dict[str, Any]) -> str:
 
 
 def _changes(changed: dict[str, Any]) -> str:
-    return ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in changed.items())
+    return ", ".join(f"`{name}` from {plain(repr(old))} to {plain(repr(new))}" for name, (old, new) in changed.items())
 
 
 def _parent(record: dict[str, Any]) -> str:
@@ -227,7 +228,7 @@ def _parent(record: dict[str, Any]) -> str:
     if not name:
         return ""
     digest = start.get("model_sha256")
-    shown = f"`{Path(name).name}` (a folder, SHA-256 `{digest}`)" if digest else f"`{name}`"
+    shown = f"{code_span(Path(name).name)} (a folder, SHA-256 `{digest}`)" if digest else code_span(name)
     text = f"It was trained further from {shown}."
     if changed := start.get("changed"):
         text += f" Changed: {_changes(changed)}. All weights were kept but those of positions that are new."

@@ -122,10 +122,25 @@ def build_model(
             setattr(config, token, getattr(tokenizer, token))
         if config.is_encoder_decoder and config.decoder_start_token_id is None:
             config.decoder_start_token_id = config.pad_token_id
-        model = auto.from_config(config, **options)
+        model = _new_model(auto, config, options)
     if model.can_generate():
         model.generation_config = _generation_config(config, tokenizer)
     return model
+
+
+def _new_model(auto: Any, config: PreTrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
+    """Build a model; a ValueError says how large it is where no memory holds it."""
+    try:
+        return auto.from_config(config, **options)
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in str(error):
+            raise
+        with torch.device("meta"):
+            count = auto.from_config(config).num_parameters()
+        raise ValueError(
+            f"the model would have {count:,} parameters, which do not fit into memory: lower hidden_size={config.hidden_size} or "
+            f"num_hidden_layers={config.num_hidden_layers}"
+        ) from error
 
 
 def _generation_config(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:

@@ -29,6 +29,7 @@ from hf_relpos.training.arguments import parse_arguments
 from hf_relpos.training.best_model import refuse_unknown_metric
 from hf_relpos.training.checked_trainer import CheckedTrainer
 from hf_relpos.training.checkpoints import last_checkpoint
+from hf_relpos.training.folder_lock import hold_folder
 from hf_relpos.training.model_card import write_model_card
 from hf_relpos.training.model_setup import build_config
 from hf_relpos.training.model_setup import build_model
@@ -42,11 +43,12 @@ from hf_relpos.training.run_folder import check_output_dir
 from hf_relpos.training.run_folder import describe_run
 from hf_relpos.training.run_folder import find_progress
 from hf_relpos.training.run_folder import holds_work
+from hf_relpos.training.run_folder import mark_finished
 from hf_relpos.training.run_folder import save_results
 from hf_relpos.training.run_folder import start_folder
 from hf_relpos.training.run_folder import tidy
 from hf_relpos.training.segment_trainer import SegmentTrainer
-from hf_relpos.training.summary import compressed_bits_per_byte
+from hf_relpos.training.summary import describe_validation
 from hf_relpos.training.summary import format_end
 from hf_relpos.training.summary import format_summary
 from hf_relpos.training.summary import opening
@@ -143,8 +145,7 @@ def plan_run(argv: list[str], load: Callable[[DataArguments, RunArguments], Docu
 def prepare(argv: list[str]) -> Job:
     """Read arguments, text and model, and refuse what cannot work before anything is written."""
     arguments, data, args, config, documents, record = plan_run(argv)
-    begins = not args.do_train and arguments.model_name_or_path  # to evaluate a model, not what this run has trained
-    checkpoint, finished = (None, False) if begins else find_progress(args, memory=carries_memory(config))
+    checkpoint, finished = find_progress(args, carries_memory(config), arguments.model_name_or_path)
     if args.process_index == 0:
         check_output_dir(args, record)
 
@@ -201,7 +202,21 @@ def run(job: Job) -> dict[str, Any]:
     """Train, evaluate, describe and publish, as far as the arguments ask for it; returns the evaluations' metrics.
 
     What stops a run leaves whole checkpoints and nothing that stands in the way of the next one.
+
+    Raises:
+        ValueError: another process writes into the folder, or has done so since the run was prepared.
     """
+    if not job.args.should_save:
+        return _run_or_tidy(job)
+    args, start = job.args, job.record["model"]["model_name_or_path"]
+    with hold_folder(args.output_dir):
+        check_output_dir(args, job.record)
+        if find_progress(args, carries_memory(job.model.config), start) != (job.checkpoint, job.finished):
+            raise ValueError(f"output_dir={args.output_dir!r} was written by another run meanwhile: start again")
+        return _run_or_tidy(job)
+
+
+def _run_or_tidy(job: Job) -> dict[str, Any]:
     folder = job.args.output_dir
     was_empty = not holds_work(folder)
     try:
@@ -231,9 +246,11 @@ def _run(job: Job) -> dict[str, Any]:
         trainer.save_model(_internal_call=True)  # it is published at the end, with its card
     if trains:
         trainer.save_state()  # last: it marks a finished run
+    elif job.finished and job.checkpoint != args.output_dir and args.should_save:  # killed before it was marked
+        mark_finished(args.output_dir)
     metrics = evaluate(trainer, job.texts)
     if trainer.is_world_process_zero():
-        metrics |= _describe_validation(job)
+        metrics |= describe_validation(job.record["text"], job.texts.get("eval"), job.validation)
         for prefix in job.texts:
             save_results(args.output_dir, prefix, {name: value for name, value in metrics.items() if name.startswith(prefix)})
         print(format_summary(metrics, _write_sample(job) if args.do_train else None))
@@ -269,18 +286,6 @@ def _train(job: Job) -> None:
     result = job.trainer.train(resume_from_checkpoint=job.checkpoint)
     if job.trainer.is_world_process_zero():
         save_results(job.args.output_dir, "train", result.metrics)
-
-
-def _describe_validation(job: Job) -> dict[str, Any]:
-    """Describe the scale on which to read the numbers of the validation text."""
-    if "eval" not in job.texts or job.validation is None:
-        return {}
-    whole = job.record["text"]["validation"]
-    text = {"eval_source": job.record["text"]["source"], "eval_sha256": whole["sha256"]}
-    if job.texts["eval"].byte_count == whole["bytes"]:  # else only its first blocks were evaluated
-        references = compressed_bits_per_byte(job.validation)
-        text |= {f"eval_{name}_bits_per_byte": value for name, value in references.items()}
-    return text
 
 
 def _write_sample(job: Job) -> str | None:

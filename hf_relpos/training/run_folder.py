@@ -18,6 +18,7 @@ from hf_relpos.training.checkpoints import last_checkpoint
 from hf_relpos.training.checkpoints import list_checkpoints
 from hf_relpos.training.checkpoints import require_whole
 from hf_relpos.training.checkpoints import was_completed
+from hf_relpos.training.folder_lock import named_if_not_written
 from hf_relpos.training.model_setup import ADJUSTABLE
 
 RECORD, SAMPLE = "run_arguments.json", "sample.txt"
@@ -103,12 +104,15 @@ def find_checkpoint(run: RunArguments, memory: bool = False) -> str | None:
     return last
 
 
-def find_progress(run: RunArguments, memory: bool = False) -> tuple[str | None, bool]:
+def find_progress(run: RunArguments, memory: bool = False, start: str | None = None) -> tuple[str | None, bool]:
     """Return the folder whose weights a run goes on from, if any, and whether its training is finished there.
 
     The weights of a finished run are those in its folder, which may be its best ones. If it was stopped before it wrote them, they
-    are its best checkpoint's with `load_best_model_at_end`, else its last one's.
+    are its best checkpoint's with `load_best_model_at_end`, else its last one's. A run that only evaluates the model `start` goes on from
+    nothing.
     """
+    if start and not run.do_train:
+        return None, False
     folder = Path(run.output_dir)
     if _wanted(run) in ("true", "auto") and _is_finished(run, folder):
         return str(folder), True
@@ -122,6 +126,11 @@ def find_progress(run: RunArguments, memory: bool = False) -> tuple[str | None, 
     if not kept.is_dir():
         raise ValueError(f"{checkpoint} is the end of the run, but its best checkpoint {kept} is gone: start afresh")
     return str(kept), True
+
+
+def mark_finished(folder: str | Path) -> None:
+    """Take over the state of the last checkpoint into the folder of a run, whose weights are there."""
+    _write_json(Path(folder, TRAINER_STATE_NAME), _read_json(list_checkpoints(folder)[0] / TRAINER_STATE_NAME))
 
 
 def _wanted(run: RunArguments) -> str:
@@ -195,16 +204,13 @@ def start_folder(run: RunArguments, record: dict[str, Any], checkpoint: str | No
         checkpoint: where it goes on from.
     """
     folder = Path(run.output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with named_if_not_written(run.output_dir):
         tidy(folder, was_empty=False)
         if run.overwrite_output_dir:
             clear_away(folder)
         if checkpoint is not None and (folder / RECORD).is_file():
             record["resumed"] = _history(read_record(folder), record, checkpoint)
         _write_json(folder / RECORD, record)
-    except OSError as error:
-        raise ValueError(f"output_dir={run.output_dir!r} cannot be written: {error}; choose another --output_dir") from error
 
 
 def _history(old: dict[str, Any], new: dict[str, Any], checkpoint: str) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from transformers import set_seed
 from hf_relpos.data.tables import read_rows
 from hf_relpos.data.tokenizers import start_token_id
 from hf_relpos.evaluation.language_model import position_bound
+from hf_relpos.training.texts import EvaluationText
 
 # Characters of a text that the commands and the card of a run take as their example of a prompt.
 OPENING = 40
@@ -108,3 +109,21 @@ def format_end(folder: str, prompt: str, generates: bool) -> str:
             f"Next: python -m hf_relpos {following}",
         ]
     )
+
+
+def describe_validation(text: dict[str, Any], evaluated: EvaluationText | None, documents: Dataset | None) -> dict[str, Any]:
+    """Describe the scale on which to read the numbers of the validation text.
+
+    Args:
+        text: the description of a run's text, as its record has it.
+        evaluated: the blocks that were evaluated, if any were.
+        documents: the validation text.
+    """
+    if evaluated is None or documents is None:
+        return {}
+    whole = text["validation"]
+    found = {"eval_source": text["source"], "eval_sha256": whole["sha256"]}
+    if evaluated.byte_count == whole["bytes"]:  # else only its first blocks were evaluated
+        references = compressed_bits_per_byte(documents)
+        found |= {f"eval_{name}_bits_per_byte": value for name, value in references.items()}
+    return found

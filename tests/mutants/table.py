@@ -56,6 +56,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "training/checked_trainer.py": ("checked_trainer", "seams"),
     "training/optimizer.py": ("optimization",),
     "training/checkpoints.py": ("checked_trainer", "resume"),
+    "training/folder_lock.py": ("run_folder",),
 }
 """By file of the package, the names of the tests that are asked, in this order, without `test_` and `.py`."""
 
@@ -1083,8 +1084,8 @@ MUTANTS = [
     Mutant(
         "caches of other settings are taken",
         "data/tables.py",
-        "json.dumps([VERSION, kind, key], sort_keys=True)",
-        "json.dumps([VERSION, kind], sort_keys=True)",
+        "_digest([VERSION, kind, key])",
+        "_digest([VERSION, kind])",
     ),
     # Training.
     Mutant(
@@ -1137,6 +1138,15 @@ MUTANTS = [
         '{"params": kinds["plain"], "weight_decay": 0.0}',
         '{"params": kinds["plain"], "weight_decay": weight_decay}',
     ),
+    Mutant(
+        "a changed checkpoint counts as whole",
+        "training/checkpoints.py",
+        "if name in files and _sha256(files[name]) != digest",
+        "if False",
+    ),
+    Mutant("two runs write into one folder", "training/folder_lock.py", "if lock is None:", "if False:"),
+    Mutant("workers go on holding a folder", "training/folder_lock.py", "    _held.add(lock)\n", ""),
+    Mutant("a changed table is taken", "data/tables.py", "and content[1] == _stamp(table)", "", ("data",)),
     Mutant("a damaged checkpoint counts as whole", "training/checkpoints.py", "if damage := _damage(path):", "if False:"),
     Mutant(
         "the oldest checkpoint is taken",
