@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -254,6 +255,7 @@ def work(name: str, room: str, said: str, told: Connection, spoil: str | None, a
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in its background ignores it
     os.chdir(room)
     import hf_relpos.data.tables
     from hf_relpos.training.checked_trainer import CheckedTrainer
