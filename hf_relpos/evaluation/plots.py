@@ -77,7 +77,7 @@ def dot_plot(points: Mapping[str, Interval], across: str, lines: Mapping[str, fl
         for (name, value), style in zip(lines.items(), STYLES[1:], strict=False):
             axes.axvline(value, color="black", linestyle=style, linewidth=1, label=_plain(name))
         axes.set_yticks(range(len(points)), [_plain(name) for name in points])
-        axes.invert_yaxis()
+        axes.set_ylim(len(points) - 0.5, -0.5)  # the first on top
         return _finish(figure, axes, across, "", len(lines))
 
 
