@@ -14,6 +14,7 @@ from hf_relpos.evaluation.page import Plot
 from hf_relpos.evaluation.page import Table
 from hf_relpos.evaluation.page import Text
 from hf_relpos.evaluation.plan import Comparison
+from hf_relpos.evaluation.plots import dot_plot
 from hf_relpos.evaluation.plots import line_plot
 from hf_relpos.evaluation.statistics import against
 from hf_relpos.evaluation.statistics import best
@@ -56,7 +57,7 @@ def conclusions(comparison: Comparison, rows: Rows) -> list[str]:
         metric, lengths = found
         ends = [(lengths[0], "the trained length"), (lengths[-1], f"{lengths[-1] / lengths[0]:g} times it")]
         lines += [
-            f"{task}, {metric.replace('_', ' ')} at {name} ({length}): {_conclude(comparison, rows, task, metric, length)}"
+            f"{task}, {UNITS[metric].partition(' (')[0]} at {name} ({length}): {_conclude(comparison, rows, task, metric, length)}"
             for length, name in ends[: len(lengths)]
         ]
     failed = sum("failed:" in (row["reason"] or "") for row in rows)
@@ -128,24 +129,35 @@ def task_parts(comparison: Comparison, task: str, rows: Rows, curves: Rows) -> l
             parts.append(_value_table(rows, task, name, at))
     for length in dict.fromkeys((lengths[0], lengths[-1])):
         parts += _difference_table(comparison, rows, task, metric, length)
+    parts.append(_value_plot(comparison, task, rows, metric, lengths))
+    return [*parts, *_curve_plots(task, own, comparison.schemes)]
+
+
+def _value_plot(comparison: Comparison, task: str, rows: Rows, metric: str, lengths: list[int]) -> Plot:
+    """Return the plot of a metric by length, or by scheme where there is one length."""
     lines = {}
     for scheme in comparison.schemes:
         cells = [(length, values_of(rows, task, metric, length).get(scheme)) for length in lengths]
         points = [(length, *interval(list(values.values()))) for length, values in cells if values]
         if points:
             lines[scheme] = points
+    order = comparison.schemes
+    if len(lengths) == 1:
+        sign = 1 if lower_is_better(metric) else -1
+        dots = {name: points[0][1:] for name, points in sorted(lines.items(), key=lambda item: sign * item[1][0][1])}
+        guess = chance(rows, task, metric, lengths[0])
+        caption = f"{task}: {UNITS[metric]}, mean over seeds with its 95 % interval, the best on top."
+        marks = {} if guess is None else {"chance": guess}
+        return Plot(figure_name(task, "values"), caption, dot_plot(dots, UNITS[metric], marks, order))
     guesses = [(length, chance(rows, task, metric, length)) for length in lengths]
     if any(guess is not None for _, guess in guesses):
         lines["chance"] = [(length, guess, None, None) for length, guess in guesses if guess is not None]
     lines |= peers(comparison, task, metric)
-    parts.append(
-        Plot(
-            figure_name(task, "lengths"),
-            f"{task}: {UNITS[metric]} by length, mean over seeds; the smallest length was trained. Intervals stand in the table.",
-            line_plot(lines, "length (tokens, or the probe's size)", UNITS[metric], order=comparison.schemes),
-        )
+    caption = (
+        f"{task}: {UNITS[metric]} by length, mean over seeds; the smallest length was trained. Intervals stand in the table."
     )
-    return [*parts, *_curve_plots(task, own, comparison.schemes)]
+    plot = line_plot(lines, "length (tokens, or the probe's size)", UNITS[metric], order=order)
+    return Plot(figure_name(task, "lengths"), caption, plot)
 
 
 def chance(rows: Rows, task: str, metric: str, length: int) -> float | None:
@@ -238,7 +250,7 @@ def _curve_plots(task: str, curves: Rows, order: list[str]) -> list[Part]:
             "distance",
             "bias",
             "distance back from the query (tokens)",
-            "learned bias by distance, what the first layer adds to a score, mean over heads",
+            "learned bias by distance, as the first layer adds it to the scores of earlier tokens, heads averaged",
         ),
     }
     up = {"bias_by_distance": "bias less that at distance 0 (nats)"}

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 STYLE = """
 body { max-width: 60rem; margin: 0 auto; padding: 0 1rem 3rem; font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
 h1, h2, h3 { line-height: 1.2; margin: 1.6em 0 .4em; }
-.wide { overflow-x: auto; margin: .6rem 0; }
-table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
+.wide { overflow-x: auto; }
+table { border-collapse: separate; border-spacing: 0; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #ddd; padding: .25rem .6rem; text-align: left; white-space: nowrap; }
 td.long { white-space: normal; min-width: 16rem; }
-th { background: #f4f4f4; }
+td:first-child, th:first-child { position: sticky; left: 0; background: #fff; }
+th, th:first-child { background: #f4f4f4; }
 figure { margin: 1rem 0; }
-figure svg { width: 100%; height: auto; max-width: 46rem; }
-figcaption, caption { color: #444; font-size: .88rem; text-align: left; caption-side: top; padding: .3rem 0; }
+figure svg { width: 100%; height: auto; max-width: 40rem; }
+figcaption { color: #444; font-size: .88rem; padding: .3rem 0; }
 pre { background: #f4f4f4; padding: .6rem; overflow-x: auto; font-size: .82rem; }
-@media print { .wide, pre { overflow: visible; } pre { white-space: pre-wrap; } figure, tr { break-inside: avoid; } th, td { white-space: normal; } }
+@media print { .wide, pre { overflow: visible; } pre { white-space: pre-wrap; } svg, tr { break-inside: avoid; } figcaption { break-after: avoid; } th, td { white-space: normal; position: static !important; } }
 """
 # A cell of more characters than this breaks into lines.
 LONG = 40
@@ -89,8 +90,8 @@ def _html(part: Part) -> str:
         return f"<pre>{html.escape(part.text)}</pre>"
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in part.head)
     rows = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in part.rows)
-    caption = f"<caption>{html.escape(part.caption)}</caption>"
-    return f'<div class="wide"><table>{caption}\n<tr>{head}</tr>\n{rows}\n</table></div>'
+    caption = f"<figcaption>{html.escape(part.caption)}</figcaption>"  # outside of what scrolls on a narrow screen
+    return f'<figure>{caption}\n<div class="wide"><table>\n<tr>{head}</tr>\n{rows}\n</table></div></figure>'
 
 
 def _cell(text: str) -> str:

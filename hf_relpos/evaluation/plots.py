@@ -8,15 +8,18 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import NullLocator
 
 # Text stays text, and nothing depends on the time.
 SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "hf_relpos", "font.family": "sans-serif", "font.size": 9}
 COLOURS = [*matplotlib.colormaps["tab10"].colors]  # pyright: ignore[reportAttributeAccessIssue]
 # Intervals of more lines than this would hide each other.
 BANDS = 4
+# Inches, so that text is still read where a phone shows a plot; and names beside each other in a legend.
+WIDTH, COLUMNS = 5.2, 3
 MARKERS, STYLES = "osD^vPX", ("-", "--", ":", "-.")
 
+Interval = tuple[float, float | None, float | None]
 Points = Sequence[tuple[float, float, float | None, float | None]]
 """Across, up, and the ends of the interval up, if there is one."""
 
@@ -39,7 +42,8 @@ def line_plot(lines: Mapping[str, Points], across: str, up: str, log: bool = Tru
                 axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
         if log:
             axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter(ScalarFormatter())
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_locator(NullLocator())
         return _finish(figure, axes, across, up, len(lines))
 
 
@@ -50,6 +54,31 @@ def scatter_plot(points: Mapping[str, tuple[float, float]], across: str, up: str
         for (name, (x, y)), (colour, marker, _) in _looks(points, order):
             axes.plot([x], [y], color=colour, marker=marker, linestyle="", label=_plain(name))
         return _finish(figure, axes, across, up, len(points))
+
+
+def dot_plot(points: Mapping[str, Interval], across: str, lines: Mapping[str, float], order: Sequence[str] = ()) -> str:
+    """Draw a row for each name, with its mean and its interval, the first on top.
+
+    Args:
+        points: mean and interval of each name.
+        across: what the axis across shows, with the unit.
+        lines: values of named vertical lines.
+        order: all names in their order; a name has its colour of `line_plot`.
+    """
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(WIDTH, 1.2 + 0.2 * len(points)), layout="constrained")
+        axes = figure.add_subplot()
+        looks = {name: look for (name, _), look in _looks(points, order)}
+        for row, (name, (mean, low, high)) in enumerate(points.items()):
+            colour, marker, _ = looks[name]
+            axes.plot([mean], [row], color=colour, marker=marker, markersize=5)
+            if low is not None and high is not None:
+                axes.plot([low, high], [row, row], color=colour, linewidth=1.2)
+        for (name, value), style in zip(lines.items(), STYLES[1:], strict=False):
+            axes.axvline(value, color="black", linestyle=style, linewidth=1, label=_plain(name))
+        axes.set_yticks(range(len(points)), [_plain(name) for name in points])
+        axes.set_ylim(len(points) - 0.5, -0.5)  # the first on top
+        return _finish(figure, axes, across, "", len(lines))
 
 
 def _looks(drawn: Mapping[str, Any], order: Sequence[str]) -> list[tuple[tuple[str, Any], tuple[Any, str, str]]]:
@@ -72,8 +101,7 @@ def _plain(name: str) -> str:
 
 
 def _figure(names: int) -> tuple[Figure, Axes]:
-    rows = -(-names // 4)
-    figure = Figure(figsize=(6.5, 3.6 + 0.2 * rows), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.1 + 0.18 * -(-names // COLUMNS)), layout="constrained")
     return figure, figure.add_subplot()
 
 
@@ -82,7 +110,7 @@ def _finish(figure: Figure, axes: Axes, across: str, up: str, names: int) -> str
     axes.set_ylabel(_plain(up))
     axes.grid(alpha=0.3)
     if names:
-        figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+        figure.legend(loc="outside lower center", ncols=COLUMNS, fontsize=8, frameon=False)
     target = io.StringIO()
     undated: Any = {"Date": None}
     figure.savefig(target, format="svg", metadata=undated)
