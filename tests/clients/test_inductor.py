@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from client_models import ALL
 from client_models import BERT
 from client_models import HEADS
 from client_models import LLAMA
@@ -109,23 +108,3 @@ def test_decoding_steps(kind: Kind) -> None:
     compiled = model.generate(ids, compile_config=compile_config, **options)
     assert compiled.sequences.tolist() == plain.sequences.tolist() == wanted.sequences.tolist()
     as_exact(list(compiled.logits), list(plain.logits), list(wanted.logits))
-
-
-@asks("forward without gradients, padded, at several lengths: one graph for the first and one for all others")
-@pytest.mark.parametrize("kind", ALL)
-@torch.no_grad()
-def test_forward_at_several_lengths(kind: Kind) -> None:
-    model = kind.model(dtype=torch.float32)
-    exact, runner = copy.deepcopy(model).double(), torch.compile(model, fullgraph=True)
-    counters = torch._dynamo.utils.counters
-    counters.clear()
-    for length in (11, 17, 9):
-        ids = ids_of(length=length)
-        mask = torch.ones_like(ids)
-        mask[0, :3] = 0
-        given = {"input_ids": ids, "attention_mask": mask}
-        given |= {"decoder_input_ids": ids} if kind.head == HEADS["Seq2Seq"] else {}
-        given |= {} if kind.head == HEADS["Encoder"] else {"use_cache": False}
-        wanted, plain, compiled = ([one(**given).logits[mask.bool()]] for one in (exact, model, runner))
-        as_exact(compiled, plain, wanted)
-    assert counters["stats"]["unique_graphs"] == 2

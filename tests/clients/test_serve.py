@@ -165,6 +165,6 @@ def test_chat(server: Server, kind: Kind, folder: str) -> None:
     flags = [f"{name}={value}".replace(" ", "") for name, value in OPTIONS.items()]
     argv = [sys.executable, "-c", COMMAND, "chat", folder, server.address, *flags]
     typed = f"{TEXTS[0]}\nn\n!exit\n"
-    done = subprocess.run(argv, input=typed, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(argv, input=typed, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert not done.returncode, done.stderr
     assert answers(folder, "user: {}\nassistant: ")[0] in done.stdout
