@@ -33,8 +33,10 @@ from jobs import work
 
 from hf_relpos.training.checkpoints import last_checkpoint
 
+BEGUN = 0.05
+"""Seconds after which a process is within its job."""
 IGNORED = re.compile(r"Exception ignored in.*?\nKeyboardInterrupt", re.DOTALL)
-ENDS = re.compile(r"(^|\])(error: |interrupted)")
+ENDS = re.compile(r"(^|\]|\r)(error: |interrupted)", re.MULTILINE)  # a bar of progress may be drawn once more behind it
 """How the line begins that a job ends with, perhaps behind a progress bar."""
 LIMIT = 300
 """Seconds after which a job that should have ended counts as hanging."""
@@ -123,7 +125,7 @@ class Running:
         text, line = self.said.read_text(errors="replace"), self.last_line()
         if code:  # Python itself ignores an interrupt within some callbacks, says so, and goes on
             assert "Traceback" not in IGNORED.sub("", text), text[-1500:]
-            assert code in (1, 130) and ENDS.search(line), f"exit code {code}: {text[-700:]}"
+            assert code in (1, 130) and ENDS.search(text), f"exit code {code}: {text[-700:]}"
         return line
 
 
@@ -180,8 +182,7 @@ def stopped(number: int) -> Callable[[Try], str]:
         with hub_of(given.name, given.room, given.hub) as address:
             before = published(address) if address else {}
             running = Running(given.name, given.room, given.said, address=address)
-            moment = given.rng.uniform(0, given.whole.seconds)
-            wait(running, moment)
+            wait(running, given.rng.uniform(BEGUN, max(BEGUN, given.whole.seconds)))
             return stop(given, running, number, address, before)
 
     return fault
