@@ -266,7 +266,7 @@ def page(found: list[Finding]) -> str:
         + (f"memory grows in {', '.join(grown)}.**" if grown else "resident memory and open files are flat in all of them.**"),
         "",
         "Models of one layer and width 8, on one thread. Resident memory (MiB) and open files are means over the first and the last tenth "
-        f"of each run; {GROWTH >> 20} MiB more count as growth. `make long` does it again, `--scale 0.01` is a short trial.",
+        f"of each run; {GROWTH >> 20} MiB more count as growth. `make long` does it again, `make long ARGS='--scale 0.01'` is a short trial.",
         "",
         f"Measured on {date.today()} with Python {platform.python_version()}, torch {torch.__version__} and transformers "
         f"{transformers.__version__}, on a machine that other programs shared.",

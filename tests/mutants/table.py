@@ -511,8 +511,8 @@ MUTANTS = [
     Mutant(
         "CoPE counts from the far end",
         "model/scheme_dense.py",
-        "key.flip(-2).transpose(-1, -2)).to(positions.dtype)\n        place",
-        "key.transpose(-1, -2)).to(positions.dtype)\n        place",
+        "@ key.flip(-2).transpose(-1, -2)",
+        "@ key.transpose(-1, -2)",
     ),
     Mutant(
         "CoPE counts hidden keys",
