@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.run(arguments)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("interrupted: what was finished is kept, and the same command does the rest", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"interrupted{stop}", file=sys.stderr)
         sys.exit(130)
 
 

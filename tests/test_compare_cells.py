@@ -345,6 +345,12 @@ def _labelled(**task):
         (_permuted(), "task permuted, scheme rope: block_size is missing"),
         (_labelled(train_file="absent.tsv"), "task labelled: there is no labelled file absent.tsv"),
         (_labelled(label_column="class"), "task labelled: .*labels.csv has no column 'class'; .*'text', 'label'"),
+        (
+            {"tasks": {"a": {"kind": "classification", "train_file": "labels.csv", "examples": 0}}},
+            "examples: 0 must be a whole",
+        ),
+        ({"tasks": {"a": {"kind": "tagging", "train_file": "labels.csv"}}}, "tagging reads .conllu files"),
+        ({"match": "parameters", "baseline": "alibi"}, "the baseline 'alibi' of task text must be one of the schemes"),
     ],
 )
 def test_a_wrong_file_is_refused_before_anything_is_run(tmp_path, monkeypatch, given, message):
@@ -485,7 +491,7 @@ def test_nothing_is_concluded_from_a_probe_at_chance(tmp_path):
         return one
 
     nothing = "nothing was learned: no scheme is above chance (0.02)"
-    for learned, apart, sentence in [(0.03, 0.01, nothing), (0.03, 0.0, nothing), (0.5, 0.01, "luck: 1 of 2")]:
+    for learned, apart, sentence in [(0.03, 0.01, nothing), (0.03, 0.0, nothing), (0.5, 0.01, "examples: 1 of 2")]:
         comparison = read_comparison(
             write_comparison(tmp_path, {"copy": TASKS["copy"]}, schemes=["nope", "rope"], seeds=[0, 1, 2]),
             str(tmp_path / f"out{learned}{apart}"),

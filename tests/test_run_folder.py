@@ -103,6 +103,10 @@ def test_a_finished_run_keeps_its_best_model(config, folder, limit):
         assert model_of(moved) == before
         last = moved / "checkpoint-6" / "trainer_state.json"
         assert json.loads((moved / "trainer_state.json").read_text()) == json.loads(last.read_text())
+        other = folder.with_name("other")  # a folder that begins with the end of another run
+        elsewhere = {"output_dir": str(other), "resume_from_checkpoint": str(folder / "checkpoint-6")}
+        run(prepare([config(**settings | elsewhere)]))
+        assert model_of(other) == before and (other / "trainer_state.json").read_text() == last.read_text()
         shutil.rmtree(moved / f"checkpoint-{job.trainer.state.best_global_step}")
         (moved / "trainer_state.json").unlink(missing_ok=True)
         with pytest.raises(ValueError, match="checkpoint-6 is the end of the run, but its best checkpoint .* is gone"):

@@ -86,7 +86,9 @@ def _short(label: str, before: str | None) -> str:
 
 
 def _numbered(path: Path, columns: tuple[Any, Any]) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+        if not line.strip():
+            continue
         cells = line.split("\t")
         if not 1 <= min(columns) <= max(columns) <= len(cells):
             raise ValueError(

@@ -73,10 +73,12 @@ def _conclude(comparison: Comparison, rows: Rows, task: str, metric: str, length
     if not values:
         return "no scheme has a number."
     guess = chance(rows, task, metric, length)
+    probe = kind_of(comparison, task) == "probe"
+    what, by = ("chance", " by more than a lucky draw of examples") if probe else ("the majority class", "")
     spans = [interval(list(by_seed.values())) for by_seed in values.values()]
     above = sum((span.mean if span.low is None else span.low) > lucky_guess(comparison, task, guess or 0.0) for span in spans)
     if guess is not None and not above:
-        return f"nothing was learned: no scheme is above chance ({guess:.3g}) by more than a lucky draw of examples."
+        return f"nothing was learned: no scheme is above {what} ({guess:.3g}){by}."
     places = ranks(values, lower)
     first = sorted(
         (name for name in values if places[name].first == 1), key=lambda name: mean_of(values, name) * (1 if lower else -1)
@@ -96,7 +98,7 @@ def _conclude(comparison: Comparison, rows: Rows, task: str, metric: str, length
         better = sum((gap.interval.mean < 0) == lower for gap in gaps)
         text += f" Against the baseline {baseline}: {better} better, {len(gaps) - better} worse, {len(values) - 1 - len(gaps)} inside the noise."
     if guess is not None:
-        text += f" Above chance ({guess:.3g}) by more than luck: {above} of {len(values)}."
+        text += f" Above {what} ({guess:.3g}){by}: {above} of {len(values)}."
     return text
 
 
@@ -170,6 +172,11 @@ def lucky_guess(comparison: Comparison, task: str, guess: float) -> float:
     """Return what guessing reaches at most in 95 % of all draws of a probe's examples; all models are asked the same ones."""
     cell = next(cell for cell in comparison.cells if cell.task == task)
     return guess + 1.96 * math.sqrt(guess * (1 - guess) / cell.options["examples"]) if cell.kind == "probe" else guess
+
+
+def kind_of(comparison: Comparison, task: str) -> str:
+    """Return the kind of a task."""
+    return next(cell.kind for cell in comparison.cells if cell.task == task)
 
 
 def peers(comparison: Comparison, task: str, metric: str) -> dict[str, list[tuple[float, float, None, None]]]:
@@ -250,7 +257,7 @@ def _curve_plots(task: str, curves: Rows, order: list[str]) -> list[Part]:
             "distance",
             "bias",
             "distance back from the query (tokens)",
-            "learned bias by distance, as the first layer adds it to the scores of earlier tokens, heads averaged",
+            "bias by distance, as the first layer adds it to the scores of earlier tokens, heads averaged",
         ),
     }
     up = {"bias_by_distance": "bias less that at distance 0 (nats)"}

@@ -25,6 +25,11 @@ def match_parameters(cells: list[Cell], baselines: Mapping[str, str]) -> list[Ce
         ValueError: the steps of a feed-forward are too coarse for that.
     """
     models = {(cell.task, cell.scheme): cell for cell in cells if cell.not_applicable is None}
+    for task, baseline in baselines.items():
+        if (task, baseline) not in models and any(other == task for other, _ in models):
+            raise ValueError(
+                f"match: parameters: the baseline {baseline!r} of task {task} must be one of the schemes, to be matched too"
+            )
     counts = {place: count_parameters(cell) for place, cell in models.items()}
     widths: dict[tuple[str, str], int] = {}
     for (task, scheme), cell in models.items():

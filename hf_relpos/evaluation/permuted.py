@@ -69,7 +69,8 @@ def evaluate_permuted(
 ) -> Rows:
     """Score targets in a random order, both drawn once for all lengths and models.
 
-    A target reads what stands before it in the order, as far as it is within its length.
+    A target reads what stands before it in the order, as far as it is within its length. Orders are drawn for the longest length, whose
+    halves share one: cut to a shorter length they are as random, but no longer the same in both halves, as they are in training.
 
     Args:
         model: a permutation language model.

@@ -149,9 +149,16 @@ def _tasks(given: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str, A
             raise ValueError(f"{here}{task!r} needs a `kind`, one of {', '.join(OPTIONS)}")
         refuse_unknown(task, OPTIONS[task["kind"]], here)
         task = OPTIONS[task["kind"]] | task
+        for key in ("batch_size", "tokens", "examples", "train_examples", "sizes"):
+            if task.get(key) is not None and (type(task[key]) is not int or task[key] < 1):
+                raise ValueError(f"{here}{key}: {task[key]!r} must be a whole number of at least 1")
         if _is_labelled(task):
             if not isinstance(task["train_file"], str):
                 raise ValueError(f"{here}train_file: {task['train_file']!r} must name the file of labelled rows")
+            if (Path(task["train_file"]).suffix == ".conllu") != (task["kind"] == "tagging"):
+                raise ValueError(
+                    f"{here}train_file: {task['train_file']!r}: tagging reads .conllu files, classification reads tables"
+                )
             yield name, task
             continue
         if task["kind"] != "probe":

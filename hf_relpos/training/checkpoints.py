@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -65,6 +66,13 @@ def write_digests(checkpoint: str | Path) -> None:
 
 
 def _sha256(path: Path) -> str:
+    """Return the SHA-256 of a file; a start asks for a checkpoint several times, and large ones take seconds each."""
+    found = path.stat()
+    return _sha256_of(path, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _sha256_of(path: Path, size: int, time: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

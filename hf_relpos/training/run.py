@@ -246,8 +246,10 @@ def _run(job: Job) -> dict[str, Any]:
         trainer.save_model(_internal_call=True)  # it is published at the end, with its card
     if trains:
         trainer.save_state()  # last: it marks a finished run
-    elif job.finished and job.checkpoint != args.output_dir and args.should_save:  # killed before it was marked
-        mark_finished(args.output_dir)
+    elif (
+        args.do_train and job.checkpoint and job.checkpoint != args.output_dir and args.should_save
+    ):  # killed before it was marked
+        mark_finished(args, job.checkpoint)
     metrics = evaluate(trainer, job.texts)
     if trainer.is_world_process_zero():
         metrics |= describe_validation(job.record["text"], job.texts.get("eval"), job.validation)

@@ -128,9 +128,16 @@ def find_progress(run: RunArguments, memory: bool = False, start: str | None = N
     return str(kept), True
 
 
-def mark_finished(folder: str | Path) -> None:
-    """Take over the state of the last checkpoint into the folder of a run, whose weights are there."""
-    _write_json(Path(folder, TRAINER_STATE_NAME), _read_json(list_checkpoints(folder)[0] / TRAINER_STATE_NAME))
+def mark_finished(run: RunArguments, checkpoint: str | Path) -> None:
+    """Take over the state of the checkpoint that ended the training into the folder of the run, whose weights are there.
+
+    Args:
+        run: the arguments of the run.
+        checkpoint: that one, or the best one, which lies beside it.
+    """
+    beside = (Path(checkpoint), *list_checkpoints(Path(checkpoint).parent))
+    last = next(folder for folder in beside if _is_finished(run, folder))
+    _write_json(Path(run.output_dir, TRAINER_STATE_NAME), _read_json(last / TRAINER_STATE_NAME))
 
 
 def _wanted(run: RunArguments) -> str:
