@@ -20,11 +20,11 @@ def test_memory_and_files_are_flat(name: str) -> None:
 
 
 def test_what_is_kept_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A model that keeps a MiB and an open file a save."""
+    """A model that keeps 4 MiB and an open file a save."""
     kept, load = [], long_runs.RelPosDecoderForCausalLM.from_pretrained
 
     def load_and_keep(folder: Path) -> torch.nn.Module:
-        kept.append((torch.ones(1 << 18), (folder / "config.json").open()))
+        kept.append((torch.ones(1 << 20), (folder / "config.json").open()))
         return load(folder)
 
     monkeypatch.setattr(long_runs.RelPosDecoderForCausalLM, "from_pretrained", load_and_keep)

@@ -108,8 +108,7 @@ def find_progress(run: RunArguments, memory: bool = False, start: str | None = N
     """Return the folder whose weights a run goes on from, if any, and whether its training is finished there.
 
     The weights of a finished run are those in its folder, which may be its best ones. If it was stopped before it wrote them, they
-    are its best checkpoint's with `load_best_model_at_end`, else its last one's. A run that only evaluates the model `start` goes on from
-    nothing.
+    are its best checkpoint's with `load_best_model_at_end`, else its last one's. A run that only evaluates `start` goes on from none.
     """
     if start and not run.do_train:
         return None, False
@@ -129,15 +128,10 @@ def find_progress(run: RunArguments, memory: bool = False, start: str | None = N
 
 
 def mark_finished(run: RunArguments, checkpoint: str | Path) -> None:
-    """Take over the state of the checkpoint that ended the training into the folder of the run, whose weights are there.
-
-    Args:
-        run: the arguments of the run.
-        checkpoint: that one, or the best one, which lies beside it.
-    """
+    """Take over the state of the checkpoint that ended the training: this one, or one beside it if this is the best one."""
     beside = (Path(checkpoint), *list_checkpoints(Path(checkpoint).parent))
-    last = next(folder for folder in beside if _is_finished(run, folder))
-    _write_json(Path(run.output_dir, TRAINER_STATE_NAME), _read_json(last / TRAINER_STATE_NAME))
+    state = _read_json(next(folder for folder in beside if _is_finished(run, folder)) / TRAINER_STATE_NAME)
+    _write_json(Path(run.output_dir, TRAINER_STATE_NAME), state)
 
 
 def _wanted(run: RunArguments) -> str:
