@@ -1,6 +1,7 @@
 """Find the files that a run reads: names, folders and patterns become paths, each file once; what was left out is counted."""
 
 import glob
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +32,19 @@ def find_files(names: Sequence[str]) -> tuple[list[Path], Counter[str]]:
             if found.setdefault(_identity(path), path) is not path:
                 left_out["files given twice"] += 1
     return list(found.values()), left_out
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def shared_files(first: Sequence[str], second: Sequence[str]) -> list[Path]:

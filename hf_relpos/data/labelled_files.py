@@ -1,11 +1,11 @@
 """Labelled rows from files that a comparison names: tables with a text and its class, treebanks with words and their tags."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from typing import NamedTuple
 
+from hf_relpos.data.files import file_sha256
 from hf_relpos.data.labelled import SPLITS
 from hf_relpos.data.labelled import TREEBANK_COLUMNS
 from hf_relpos.data.labelled import checksum
@@ -58,10 +58,8 @@ def describe_labelled(source: LabelledSource) -> dict[str, Any]:
     """Return, for each file, its `bytes` and `sha256`; what cannot be read as labelled rows is refused."""
     read_labelled(source)
     files = {"train": source.train_file, "validation": source.validation_file}
-    contents = {split: Path(file).read_bytes() for split, file in files.items() if file}
-    return {
-        split: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for split, content in contents.items()
-    }
+    paths = {split: Path(file) for split, file in files.items() if file}
+    return {split: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for split, path in paths.items()}
 
 
 def _read(path: Path, source: LabelledSource) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -26,6 +26,7 @@ from datasets.exceptions import DatasetGenerationError
 from tqdm.auto import tqdm
 
 from hf_relpos.data.file_streams import stream_files
+from hf_relpos.data.files import file_sha256
 from hf_relpos.data.files import find_files
 from hf_relpos.data.files import shared_files
 from hf_relpos.data.hold_out import hold_out
@@ -187,7 +188,7 @@ def _stream_splits(files: dict[str, list[str]], arguments: DataArguments) -> Doc
 def _read_files(names: list[str], text_column: str) -> tuple[Dataset, dict[str, int]]:
     """Read files once: the table is kept under their contents, formats and the column."""
     paths, left_out = find_files(names)
-    key = [text_column, [[file_kind(path), _sha256(path)] for path in paths]]
+    key = [text_column, [[file_kind(path), file_sha256(path)] for path in paths]]
     documents, facts = cached_table("documents", key, DOCUMENTS, partial(_document_batches, paths, text_column))
     if len(documents) == 0:
         raise ValueError(f"{', '.join(names)}: no text found, every document is empty")
@@ -221,17 +222,6 @@ def _document_batches(paths: list[Path], text_column: str, facts: dict[str, Any]
         raise ValueError("; ".join(refused[:NAMED]) + (f"; and {more} more" if (more := len(refused) - NAMED) > 0 else ""))
     yield pa.RecordBatch.from_pylist([row._asdict() for row in batch], DOCUMENTS)
     facts["left_out"] = dict(left_out)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while part := file.read(PIECE):
-                digest.update(part)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    return digest.hexdigest()
 
 
 def _refuse_shared_files(files: dict[str, list[str]]) -> None:

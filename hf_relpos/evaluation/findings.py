@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_relpos.evaluation.cells import Cell
 from hf_relpos.evaluation.page import Heading
 from hf_relpos.evaluation.page import Part
 from hf_relpos.evaluation.page import Plot
@@ -72,11 +73,11 @@ def _conclude(comparison: Comparison, rows: Rows, task: str, metric: str, length
     values, lower = values_of(rows, task, metric, length), lower_is_better(metric)
     if not values:
         return "no scheme has a number."
-    guess = chance(rows, task, metric, length)
-    probe = kind_of(comparison, task) == "probe"
-    what, by = ("chance", " by more than a lucky draw of examples") if probe else ("the majority class", "")
+    guess, cell = chance(rows, task, metric, length), cell_of(comparison, task)
+    what, by = ("chance", " by more than a lucky draw of examples") if cell.kind == "probe" else ("the majority class", "")
     spans = [interval(list(by_seed.values())) for by_seed in values.values()]
-    above = sum((span.mean if span.low is None else span.low) > lucky_guess(comparison, task, guess or 0.0) for span in spans)
+    least = lucky_guess(cell, guess or 0.0)
+    above = sum((span.mean if span.low is None else span.low) > least for span in spans)
     if guess is not None and not above:
         return f"nothing was learned: no scheme is above {what} ({guess:.3g}){by}."
     places = ranks(values, lower)
@@ -168,20 +169,19 @@ def chance(rows: Rows, task: str, metric: str, length: int) -> float | None:
     return next((value for by_seed in guesses for value in by_seed.values()), None)
 
 
-def lucky_guess(comparison: Comparison, task: str, guess: float) -> float:
+def lucky_guess(cell: Cell, guess: float) -> float:
     """Return what guessing reaches at most in 95 % of all draws of a probe's examples; all models are asked the same ones."""
-    cell = next(cell for cell in comparison.cells if cell.task == task)
     return guess + 1.96 * math.sqrt(guess * (1 - guess) / cell.options["examples"]) if cell.kind == "probe" else guess
 
 
-def kind_of(comparison: Comparison, task: str) -> str:
-    """Return the kind of a task."""
-    return next(cell.kind for cell in comparison.cells if cell.task == task)
+def cell_of(comparison: Comparison, task: str) -> Cell:
+    """Return a cell of a task, whose kind and options are those of all of its cells."""
+    return next(cell for cell in comparison.cells if cell.task == task)
 
 
 def peers(comparison: Comparison, task: str, metric: str) -> dict[str, list[tuple[float, float, None, None]]]:
     """Return the lines of other checkpoints, as `evaluate --lengths` measured them on the text of a task."""
-    cell = next(cell for cell in comparison.cells if cell.task == task)
+    cell = cell_of(comparison, task)
     found = {}
     for name, path in comparison.also.items():
         report = json.loads(path.read_text(encoding="utf-8"))

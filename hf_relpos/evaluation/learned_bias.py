@@ -31,8 +31,9 @@ def bias_by_distance(model: PreTrainedModel, length: int) -> list[dict[str, Any]
     if stack is None:
         return []
     attention: Any = next(module for module in stack.layers[0].modules() if isinstance(module, RelPosAttention))
-    nothing = torch.zeros(1, stack.config.num_attention_heads, length, attention.head_dim, device=model.device)
-    tables = DistanceTables(build_positions((1, length), nothing, causal=stack.config.causal))
+    nothing = torch.zeros(1, stack.config.num_attention_heads, 1, attention.head_dim, device=model.device)
+    behind = (length - 1, length, 0)  # one query, and a cache of all that stands before it
+    tables = DistanceTables(build_positions((1, 1), nothing, causal=stack.config.causal, cached=behind))
     scheme = stack.schemes_of_layers()[0]
     stack.prepare(tables)
     terms = attention.score_terms(scheme.call, tables)

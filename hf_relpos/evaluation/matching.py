@@ -43,7 +43,7 @@ def match_parameters(cells: list[Cell], baselines: Mapping[str, str]) -> list[Ce
                 f"match: parameters: {scheme} of task {task} stays {left:.1%} from the largest, more than {CLOSE:.0%}"
             )
     return [
-        widened(cell, widths[cell.task, cell.scheme], widths.get((cell.task, baselines[cell.task])))
+        widened(cell, widths[cell.task, cell.scheme], widths[cell.task, baselines[cell.task]])
         if cell.not_applicable is None
         else cell
         for cell in cells

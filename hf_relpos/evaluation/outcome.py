@@ -1,5 +1,6 @@
 """What every kind of task of a comparison gives: rows of numbers, curves, and what a step costs."""
 
+import hashlib
 from typing import Any
 
 import torch
@@ -23,6 +24,11 @@ def metric_rows(length: int, **values: float) -> Rows:
 def missing_rows(length: int, reason: str, *metrics: str) -> Rows:
     """Return a row for each metric with the reason why it has no value."""
     return [{"length": length, "metric": name, "value": None, "reason": reason} for name in metrics]
+
+
+def data_digest(*tensors: torch.Tensor) -> str:
+    """Return the SHA-256 of what a cell was trained and scored on."""
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 def kept_curves(trainer: Trainer, length: int) -> dict[str, Rows]:

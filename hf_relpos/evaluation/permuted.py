@@ -1,6 +1,5 @@
 """Permutation language models in a comparison: two streams, tokens in a random order, the same targets at every length."""
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from hf_relpos.evaluation.lengths import why_not
 from hf_relpos.evaluation.outcome import Output
 from hf_relpos.evaluation.outcome import Rows
 from hf_relpos.evaluation.outcome import cost_beside_baseline
+from hf_relpos.evaluation.outcome import data_digest
 from hf_relpos.evaluation.outcome import kept_curves
 from hf_relpos.evaluation.outcome import metric_rows
 from hf_relpos.evaluation.outcome import missing_rows
@@ -59,7 +59,7 @@ def run_permuted(cell: Cell, file: str) -> Output:
         "rows": evaluate_permuted(model, tokenizer, windows, lengths, cell.options["batch_size"]),
         "curves": kept_curves(trainer, cell.settings["block_size"]),
         "notes": [note for note in windows.notes if not note.startswith("no bits per byte")],
-        "data": hashlib.sha256(ids.numpy().tobytes() + windows.inputs.numpy().tobytes()).hexdigest(),
+        "data": data_digest(ids, windows.inputs),
     }
     return result, cost_beside_baseline(cell, model, collator(first)) | {"train_seconds": trained.metrics["train_runtime"]}
 

@@ -180,7 +180,7 @@ def _tasks(given: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str, A
 
 
 def _is_labelled(task: Mapping[str, Any]) -> bool:
-    return task["kind"] in ("classification", "tagging")
+    return "label_column" in task
 
 
 def _is_causal(task: Mapping[str, Any]) -> bool:

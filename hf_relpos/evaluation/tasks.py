@@ -1,6 +1,5 @@
 """The tasks of a comparison: train one cell, evaluate it at several lengths, and measure what a step costs."""
 
-import hashlib
 import json
 import platform
 import tempfile
@@ -32,6 +31,7 @@ from hf_relpos.evaluation.masked import evaluate_masked
 from hf_relpos.evaluation.outcome import Output
 from hf_relpos.evaluation.outcome import Rows
 from hf_relpos.evaluation.outcome import cost_beside_baseline
+from hf_relpos.evaluation.outcome import data_digest
 from hf_relpos.evaluation.outcome import kept_curves
 from hf_relpos.evaluation.outcome import metric_rows
 from hf_relpos.evaluation.outcome import missing_rows
@@ -92,7 +92,7 @@ def run_text(cell: Cell, file: str) -> Output:
         rows.append({"length": max(lengths), "metric": "effective_context", "value": effective_context(context)})
     blocks: Any = job.trainer.train_dataset
     ids = torch.stack([blocks[row]["input_ids"] for row in range(job.args.per_device_train_batch_size)])
-    data = hashlib.sha256(ids.numpy().tobytes() + windows.inputs.numpy().tobytes()).hexdigest()
+    data = data_digest(ids, windows.inputs)
     result = {"rows": rows, "curves": curves, "notes": windows.notes, "data": data}
     cost = cost_beside_baseline(cell, model, {"input_ids": ids.long(), "labels": ids.long()})
     return result, cost | {"train_seconds": trained.metrics["train_runtime"]}
@@ -134,7 +134,7 @@ def run_probe(cell: Cell, file: str) -> Output:
         "rows": rows,
         "curves": kept_curves(trainer, cell.settings["block_size"]),
         "notes": [],
-        "data": hashlib.sha256(train[:]["input_ids"].numpy().tobytes()).hexdigest(),
+        "data": data_digest(train[:]["input_ids"]),
         "chance": [row for size in probe.sizes[: options["sizes"]] for row in metric_rows(size, accuracy=probe.chance(size))],
     }
     return result, cost_beside_baseline(cell, model, dict(batch)) | {"train_seconds": trained.metrics["train_runtime"]}

@@ -197,7 +197,8 @@ def low_rank_bias_of(learned: Sequence[torch.Tensor], plan: BlockSettings, block
 
 def _add_factors(numbers: torch.Tensor, factors: LowRankBias, heads: slice) -> None:
     """Add to numbers `(heads, batch|1, rows, distances)`, in place, what factors say."""
-    query, distance, extra, outer = factors.query, factors.distance[heads], factors.extra[heads], numbers.shape[:-1]
+    outer = numbers.shape[:-1]
+    query, distance, extra = factors.query, factors.distance[heads], factors.extra[heads]
     add_matmul(numbers, query.expand(*outer, -1), distance.expand(*outer[:2], -1, -1))
     numbers.index_add_(-1, factors.where, extra.expand(*outer, -1))
 
@@ -288,13 +289,12 @@ def whole_scores(
     parts: BlockTensors, plan: BlockSettings, scores: torch.Tensor, buffers: BufferPool, lse: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return products of a block's queries and keys with all that is added, at least in float32; less `lse (heads, batch, rows)`."""
-    shape, wide = (*parts.query.shape[:-1], parts.key.shape[-2]), torch.promote_types(parts.query.dtype, torch.float32)
-    total = buffers.matrix("weights", *shape, dtype=wide)
+    wide = torch.promote_types(parts.query.dtype, torch.float32)
+    total = buffers.matrix("weights", *parts.query.shape[:-1], parts.key.shape[-2], dtype=wide)
     total = total.copy_(scores) if lse is None else torch.sub(scores, lse[..., None], out=total)
     query, key, size = content_query(parts, plan), parts.key, parts.query.shape[-1]
     if parts.sums is not None and wide != key.dtype:
         add_growth(total, key[..., size:])
         query, key = query[..., :size], key[..., :size]
-    if query.device.type == "cpu":  # as in the fused kernel, whose log-sum-exp may be subtracted; it takes no longer there
-        query, key = query.to(wide), key.to(wide)
-    return add_matmul(total, query, key.transpose(-1, -2))
+    exact = wide if query.device.type == "cpu" else query.dtype  # as in the fused kernel, whose sums they meet; as fast there
+    return add_matmul(total, query.to(exact), key.to(exact).transpose(-1, -2))

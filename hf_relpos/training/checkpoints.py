@@ -4,7 +4,6 @@ A checkpoint is whole when every file that resuming reads is there and was writt
 missing parts anew, and computes other numbers without a word.
 """
 
-import hashlib
 import json
 import logging
 import re
@@ -22,6 +21,8 @@ from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 from transformers.utils import WEIGHTS_NAME
+
+from hf_relpos.data.files import file_sha256
 
 logger = logging.getLogger(__name__)
 
@@ -59,22 +60,15 @@ def write_digests(checkpoint: str | Path) -> None:
     """
     others = re.compile(r"_0*[1-9]\d*$")
     files = [path for path in Path(checkpoint).iterdir() if path.suffix in DIGESTED and not others.search(path.stem)]
-    found = {path.name: _sha256(path) for path in sorted(files) if path.name != DIGESTS}
+    found = {path.name: file_sha256(path) for path in sorted(files) if path.name != DIGESTS}
     part = Path(checkpoint, f"{DIGESTS}.part")
     part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     part.replace(Path(checkpoint, DIGESTS))
 
 
-def _sha256(path: Path) -> str:
-    """Return the SHA-256 of a file; a start asks for a checkpoint several times, and large ones take seconds each."""
-    found = path.stat()
-    return _sha256_of(path, found.st_size, found.st_mtime_ns)
-
-
-@lru_cache(maxsize=256)
-def _sha256_of(path: Path, size: int, time: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+@lru_cache(maxsize=256)  # a start asks for a checkpoint several times, and large files take seconds each
+def _known_sha256(path: Path, time: int) -> str:
+    return file_sha256(path)
 
 
 def _changed(folder: Path, files: dict[str, Path]) -> str | None:
@@ -82,7 +76,11 @@ def _changed(folder: Path, files: dict[str, Path]) -> str | None:
     if DIGESTS not in files:
         return None
     written = json.loads(files[DIGESTS].read_text(encoding="utf-8"))
-    changed = [name for name, digest in written.items() if name in files and _sha256(files[name]) != digest]
+    changed = [
+        name
+        for name, digest in written.items()
+        if name in files and _known_sha256(files[name], files[name].stat().st_mtime_ns) != digest
+    ]
     return f"has a changed {', '.join(changed)} (remove {folder / DIGESTS} to take it nevertheless)" if changed else None
 
 

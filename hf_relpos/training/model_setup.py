@@ -133,7 +133,7 @@ def _new_model(auto: Any, config: PreTrainedConfig, options: dict[str, Any]) -> 
     try:
         return auto.from_config(config, **options)
     except (RuntimeError, MemoryError) as error:
-        if "memory" not in str(error):
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
             raise
         with torch.device("meta"):
             count = auto.from_config(config).num_parameters()

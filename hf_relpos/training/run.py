@@ -244,12 +244,10 @@ def _run(job: Job) -> dict[str, Any]:
     if args.do_train and job.checkpoint != args.output_dir:
         job.model.config.use_cache = True  # Trainer turned it off; generation from the saved folder wants it
         trainer.save_model(_internal_call=True)  # it is published at the end, with its card
-    if trains:
-        trainer.save_state()  # last: it marks a finished run
-    elif (
-        args.do_train and job.checkpoint and job.checkpoint != args.output_dir and args.should_save
-    ):  # killed before it was marked
-        mark_finished(args, job.checkpoint)
+        if trains:
+            trainer.save_state()  # last: it marks a finished run
+        elif job.checkpoint and args.should_save:  # killed before it was marked
+            mark_finished(args, job.checkpoint)
     metrics = evaluate(trainer, job.texts)
     if trainer.is_world_process_zero():
         metrics |= describe_validation(job.record["text"], job.texts.get("eval"), job.validation)

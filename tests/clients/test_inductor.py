@@ -22,6 +22,7 @@ from client_models import ours
 from client_models import params
 from matrix import ids_of
 from test_onnx import SCHEMES
+from torch._dynamo.utils import counters
 from transformers import CompileConfig
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
@@ -53,6 +54,7 @@ def empty_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
+    counters.clear()
     yield
     torch._dynamo.reset()
 
@@ -106,5 +108,6 @@ def test_decoding_steps(kind: Kind) -> None:
     wanted = copy.deepcopy(model).double().generate(ids, disable_compile=True, **options)
     plain = model.generate(ids, disable_compile=True, **options)
     compiled = model.generate(ids, compile_config=compile_config, **options)
+    assert counters["stats"]["unique_graphs"], "nothing was compiled"
     assert compiled.sequences.tolist() == plain.sequences.tolist() == wanted.sequences.tolist()
     as_exact(list(compiled.logits), list(plain.logits), list(wanted.logits))
