@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
 from hf_relpos.__main__ import main
@@ -32,6 +33,7 @@ from hf_relpos.evaluation.plan import read_comparison
 from hf_relpos.evaluation.plots import line_plot
 from hf_relpos.evaluation.report import write_results
 from hf_relpos.evaluation.table import result_rows
+from hf_relpos.evaluation.tasks import RUNS
 from hf_relpos.evaluation.tasks import run_cell
 from hf_relpos.model.scheme_registry import SCHEMES
 
@@ -480,6 +482,20 @@ def test_other_processes_take_part_and_the_table_is_the_same(whole, tmp_path):
         folder.release()
     write_results(comparison)
     assert (tmp_path / "table.parquet").read_bytes() == (whole / "out" / "table.parquet").read_bytes()
+
+
+def test_a_cell_computes_on_one_thread(tmp_path, monkeypatch):
+    """Its numbers are then the same on every number of cores, and cells side by side do not slow each other down."""
+    used = []
+    monkeypatch.setitem(RUNS, "probe", lambda cell, file: (used.append(torch.get_num_threads()), ({}, {}))[1])
+    cell = read_comparison(write_comparison(tmp_path, {"copy": TASKS["copy"]})).cells[0]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        run_cell(cell)
+        assert used == [1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_nothing_is_concluded_from_a_probe_at_chance(tmp_path):

@@ -56,11 +56,22 @@ def run_cell(cell: Cell) -> Output:
         and what it cost, which is not.
     """
     began, used = time.perf_counter(), time.process_time()
-    with _settings_file(cell) as file:
+    with _one_thread(), _settings_file(cell) as file:
         result, cost = RUNS[cell.kind](cell, file)
-    cost |= {"machine": f"{platform.machine()}, {platform.system()}, {torch.get_num_threads()} threads"}
+    cost |= {"machine": f"{platform.machine()}, {platform.system()}, 1 thread"}
     cost |= {"seconds": time.perf_counter() - began, "all_process_seconds": time.process_time() - used}
     return result, cost
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread: numbers do not depend on how many cores there are, and processes side by side do not take turns."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
