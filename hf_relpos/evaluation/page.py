@@ -18,7 +18,7 @@ figure { margin: 1rem 0; }
 figure svg { width: 100%; height: auto; max-width: 40rem; }
 figcaption { color: #444; font-size: .88rem; padding: .3rem 0; }
 pre { background: #f4f4f4; padding: .6rem; overflow-x: auto; font-size: .82rem; }
-@media print { .wide, pre { overflow: visible; } pre { white-space: pre-wrap; } svg, tr { break-inside: avoid; } figcaption { break-after: avoid; } th, td { white-space: normal; position: static !important; } }
+@media print { .wide, pre { overflow: visible; } pre { white-space: pre-wrap; } svg, tr { break-inside: avoid; } h2, h3 { break-after: avoid; } figcaption { break-after: avoid; } th, td { white-space: normal; position: static !important; } }
 """
 # A cell of more characters than this breaks into lines.
 LONG = 40
