@@ -15,6 +15,7 @@ from hf_relpos import RelPosDecoderForCausalLM
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForPermutationLM
 from hf_relpos.data.labelled_files import LabelledSource
+from hf_relpos.data.labelled_files import describe_labelled
 from hf_relpos.data.labelled_files import read_labelled
 from hf_relpos.data.permuting import PermutationCollator
 from hf_relpos.data.probes import PROBES
@@ -152,12 +153,43 @@ def test_labelled_rows_come_from_tables_and_treebanks(tmp_path):
     assert read_labelled(source(words, columns=("words", "tags")))["train"][0] == {"text": ["Dogs"], "label": ["NOUN"]}
     for wrong, message in [
         (source(tmp_path / "absent.tsv"), "there is no labelled file .*absent.tsv"),
-        (source(plain, columns=(3, 4)), "line 1 has 3 columns with tabs between, but 4 are asked for"),
+        (source(plain, columns=(3, 4)), "line 1 has 3 columns with tabs between, but column 4 is asked for; .* may be 1 to 3"),
         (source(words, columns=("words", "tag")), "has no column 'tag'; one of words, lemmas, tags"),
         (source(plain, columns=(3, 1)), "no labelled row is for"),
     ]:
         with pytest.raises(ValueError, match=message):
             read_labelled(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            b'{"text": "a", "tag": "b"}\n',
+            r"a.jsonl has no column 'label'; label_column may be one of \['text', 'tag'\]",
+        ),
+        ("a.csv", b"body,label\nb,a\n", r"a.csv has no column 'text'; text_column may be one of \['body', 'label'\]"),
+        ("a.jsonl", b'{"text": "a", "label": "b"}\n{"text": "c"}\n', "a.jsonl, row 2 has no value in the column 'label'"),
+        ("a.csv", b"", "a.csv is empty"),
+        ("a.csv", b"text,label\n", "a.csv holds no labelled row"),
+        (
+            "a.csv",
+            b"text,label\na,same\nb,same\n",
+            "a.csv: all 3 rows .* class 'same' in the column 'label'; .* two classes or more",
+        ),
+        ("a.conllu", b"1\tDogs\n", r"a.conllu, line 1 has 2 columns, not the 10 of CoNLL-U: '1\\tDogs'"),
+        ("a.conllu", b"# one\n# caf\xe9\n", "a.conllu, line 2 is not in UTF-8 .byte 0xe9.: convert"),
+    ],
+)
+def test_an_error_of_a_labelled_file_names_it(tmp_path, name, content, message):
+    """It is the file to evaluate on here; the other one is in order."""
+    path, columns = tmp_path / name, ("words", "tags") if name.endswith("conllu") else ("text", "label")
+    path.write_bytes(content)
+    right = tmp_path / ("right.conllu" if name.endswith("conllu") else "right.csv")
+    right.write_text("1\tDogs\tdog\tNOUN\t_\t_\t0\troot\t_\t_\n" if right.suffix == ".conllu" else "text,label\nx,same\n")
+    with pytest.raises(ValueError, match=message):
+        describe_labelled(source(right, path, columns))
 
 
 def test_the_bias_of_a_trained_scheme_is_kept_by_distance():
