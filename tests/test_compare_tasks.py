@@ -4,6 +4,8 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -190,6 +192,51 @@ def test_an_error_of_a_labelled_file_names_it(tmp_path, name, content, message):
     right.write_text("1\tDogs\tdog\tNOUN\t_\t_\t0\troot\t_\t_\n" if right.suffix == ".conllu" else "text,label\nx,same\n")
     with pytest.raises(ValueError, match=message):
         describe_labelled(source(right, path, columns))
+
+
+@pytest.mark.parametrize("name", ["numbers.jsonl", "numbers.json", "numbers.parquet"])
+def test_whole_numbers_are_classes_by_their_text(tmp_path, name):
+    path, columns = tmp_path / name, {"text": ["a", "b", "c"], "label": [7, -12, 7], "share": [0.5, 1.0, 1.5]}
+    rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(columns), path)
+    else:
+        path.write_text(json.dumps(rows) if path.suffix == ".json" else "\n".join(map(json.dumps, rows)))
+    assert [row["label"] for row in read_labelled(source(path, path))["train"]] == ["7", "-12", "7"]
+    for wrong in [("text", "share"), ("label", "text")]:  # neither are other numbers classes, nor numbers texts
+        with pytest.raises(ValueError, match=f"{name}: column '.*' holds .*, not text"):
+            read_labelled(source(path, path, wrong))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "message"),
+    [
+        (
+            "a.csv",
+            "text,label\na,b\nc,\n",
+            ("text", "label"),
+            "a.csv, row 2: the column 'label' holds '', which names no class;",
+        ),
+        ("a.jsonl", '{"text": "a", "label": " "}', ("text", "label"), "a.jsonl, row 1: the column 'label' holds ' '"),
+        (
+            "a.tsv",
+            "noun.act\ta\n.act\tb\n",
+            (2, 1),
+            "a.tsv, line 2: the column 1 holds '.act', which names no class before '.'",
+        ),
+        (
+            "a.conllu",
+            "1\tDogs\t_\t\t_\t_\t0\troot\t_\t_\n",
+            ("words", "tags"),
+            "a.conllu, the sentence 'Dogs': .*'tags' holds ''",
+        ),
+    ],
+)
+def test_an_empty_label_is_no_class(tmp_path, name, content, columns, message):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_labelled(source(path, path, columns, "."))
 
 
 def test_the_bias_of_a_trained_scheme_is_kept_by_distance():

@@ -24,6 +24,7 @@ class LabelledSource(NamedTuple):
             each document of a treebank) decides.
         text_column, label_column: columns of the table by name, or by number from 1 in a file with tabs and without a head; columns
             of a treebank as `TREEBANK_COLUMNS` has them.
+            Whole numbers in a typed table are classes by their text, as `7` for 7.
         label_before: a class is what stands before this text in its column, as `noun` in `noun.animal` for "."; None takes it whole.
     """
 
@@ -114,18 +115,27 @@ def _read(path: Path, source: LabelledSource) -> Iterator[tuple[str, dict[str, A
             raise ValueError(f"{path} has no column {wrong[0]!r}; one of {', '.join(TREEBANK_COLUMNS)}")
         for document, words in conllu_sentences(path):
             text, labels = (words[str(name)] for name in columns)
-            yield document, {"text": text, "label": [_short(label, source.label_before) for label in labels]}
+            where = f"{path}, the sentence {' '.join(words['words'])[:60]!r}"
+            yield document, {"text": text, "label": [_class_name(label, source, where) for label in labels]}
     else:
         cells = _numbered(path, columns) if all(isinstance(name, int) for name in columns) else _named(path, columns)
-        for text, label in cells:
-            yield text, {"text": text, "label": _short(label, source.label_before)}
+        for where, text, label in cells:
+            yield text, {"text": text, "label": _class_name(label, source, f"{path}, {where}")}
 
 
-def _short(label: str, before: str | None) -> str:
-    return label if before is None else label.partition(before)[0]
+def _class_name(label: str, source: LabelledSource, where: str) -> str:
+    """Return the class that a label names; an empty one is refused."""
+    name = label if source.label_before is None else label.partition(source.label_before)[0]
+    if not name.strip():
+        before = f" before {source.label_before!r}" if label.strip() else ""
+        raise ValueError(
+            f"{where}: the column {source.label_column!r} holds {label!r}, which names no class{before}; fill it, or leave the row out"
+        )
+    return name
 
 
-def _numbered(path: Path, columns: tuple[Any, Any]) -> Iterator[tuple[str, str]]:
+def _numbered(path: Path, columns: tuple[Any, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield where a row stands, its text and its label."""
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         if not line.strip():
             continue
@@ -136,10 +146,11 @@ def _numbered(path: Path, columns: tuple[Any, Any]) -> Iterator[tuple[str, str]]
                 f"{path}, line {number} has {len(cells)} columns with tabs between, but column {wrong} is asked for; "
                 f"text_column and label_column may be 1 to {len(cells)}: {line[:60]!r}"
             )
-        yield cells[columns[0] - 1], cells[columns[1] - 1]
+        yield f"line {number}", cells[columns[0] - 1], cells[columns[1] - 1]
 
 
-def _named(path: Path, columns: tuple[Any, Any]) -> Iterator[tuple[str, str]]:
+def _named(path: Path, columns: tuple[Any, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield where a row stands, its text and its label."""
     # Each is read to its end first: of a JSON file, only then a column is known to be missing.
     texts, labels = (list(_column(path, *option)) for option in zip(("text_column", "label_column"), columns, strict=True))
     for number, cells in enumerate(zip(texts, labels, strict=True), 1):
@@ -148,12 +159,12 @@ def _named(path: Path, columns: tuple[Any, Any]) -> Iterator[tuple[str, str]]:
             raise ValueError(
                 f"{path}, row {number} has no value in the column {columns[cells.index(None)]!r}: it is missing or null"
             )
-        yield text, label
+        yield f"row {number}", text, label
 
 
 def _column(path: Path, option: str, name: str | int) -> Iterator[str | None]:
     """Yield the cells of the column that an option names."""
     try:
-        yield from (piece.text for piece in read_file(path, str(name)) if not piece.continues)
+        yield from (piece.text for piece in read_file(path, str(name), option == "label_column") if not piece.continues)
     except BadFile as error:
         raise BadFile(str(error).replace("; text_column may be", f"; {option} may be")) from error
