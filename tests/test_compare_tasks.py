@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from hf_relpos.data.labelled_files import read_labelled
 from hf_relpos.data.permuting import PermutationCollator
 from hf_relpos.data.probes import PROBES
 from hf_relpos.data.tokenizers import build_byte_tokenizer
+from hf_relpos.evaluation import permuted
 from hf_relpos.evaluation.cost import peak_memory
 from hf_relpos.evaluation.cost import step_cost
 from hf_relpos.evaluation.labelled_tasks import encode_row
@@ -102,6 +104,37 @@ def test_the_same_targets_are_asked_in_every_length_of_a_permutation():
     found = rows_of(evaluate_permuted(model, TOKENIZER, windows, [8, 32], 4))
     assert 0 < found[8, "accuracy"] == found[32, "accuracy"] < 1
     assert found[8, "loss"] == pytest.approx(found[32, "loss"])
+
+
+def test_orders_are_those_of_one_seed_and_are_not_kept(monkeypatch):
+    """However many windows there are, few masks live at the same time."""
+    living, drawn, most, read = WeakSet(), [], [], []
+
+    class Counted(PermutationCollator):
+        def torch_call(self, examples):
+            batch = super().torch_call(examples)
+            living.add(batch["perm_mask"])
+            drawn.append(1)
+            return batch
+
+    class Read(Answers):
+        def forward(self, input_ids, perm_mask, **others):
+            most.append(len(living))
+            read.append(perm_mask)
+            return super().forward(input_ids)
+
+    monkeypatch.setattr(permuted, "PermutationCollator", Counted)
+    windows = take_windows(Dataset.from_dict({"text": ["the quick brown fox " * 20]}), TOKENIZER, 32, 320)
+    config = RelPosEncoderConfig(vocab_size=len(TOKENIZER), position_scheme="rope", **SIZES)
+    state = torch.get_rng_state()
+    evaluate_permuted(Read(config, lambda ids: ids), TOKENIZER, windows, [8, 32], 4)  # pyright: ignore[reportArgumentType]
+    assert len(windows.inputs) == 10 and len(drawn) == 20 and max(most) <= 2
+    assert torch.equal(state, torch.get_rng_state())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        wanted = [PermutationCollator(TOKENIZER)([{"input_ids": row}])["perm_mask"] for row in windows.inputs]
+    assert torch.equal(torch.cat(read[-10:]), torch.cat(wanted))
+    assert torch.equal(torch.cat(read[:-10])[1::4], torch.cat(wanted)[:, 8:16, 8:16])
 
 
 def test_a_longer_length_shows_a_target_more_of_the_order():
