@@ -441,6 +441,24 @@ def test_another_checkpoint_stands_in_the_same_plot(whole, tmp_path):
         read_comparison(write_comparison(tmp_path, also={"a peer": "absent.json"}))
 
 
+def test_another_checkpoint_stands_in_the_plot_of_one_length(whole, tmp_path):
+    """It is a point at that length; one that was measured at other lengths only is named under the plot."""
+    text = read_comparison(whole / "tiny.yaml").cells[0].text["validation"]["sha256"]
+    for name, length in [("near", 16), ("far", 32)]:
+        lengths = [{"length": length, "loss": 3.0}]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"lengths": lengths, "text": text}))
+    also = {name: str(tmp_path / f"{name}.json") for name in ("near", "far")}
+    settings = {"train_file": [str(whole / "text.txt")]}
+    tasks = {"text": TASKS["text"] | {"lengths": [1]}}
+    comparison = read_comparison(write_comparison(tmp_path, tasks, also=also, settings=settings), str(tmp_path / "out"))
+    rows = [{"length": 16, "metric": "loss", "value": 2.0}]
+    run_cells(comparison, lambda cell: (fake(cell)[0] | {"rows": rows}, fake(cell)[1]))
+    write_results(comparison)
+    plot = (tmp_path / "out" / "figures" / "text-values.svg").read_text()
+    assert "near" in plot and "far" not in plot
+    assert "Not measured at length 16: far." in (tmp_path / "out" / "report.md").read_text()
+
+
 def test_modules_that_only_read_results_exist():
     """A name that is left out of the digest of the code by mistake would let results of other code be taken."""
     folder = Path(cells_module.__file__).parent

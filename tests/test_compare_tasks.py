@@ -3,7 +3,10 @@
 import json
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -15,10 +18,12 @@ from hf_relpos import RelPosDecoderForCausalLM
 from hf_relpos import RelPosEncoderConfig
 from hf_relpos import RelPosEncoderForPermutationLM
 from hf_relpos.data.labelled_files import LabelledSource
+from hf_relpos.data.labelled_files import describe_labelled
 from hf_relpos.data.labelled_files import read_labelled
 from hf_relpos.data.permuting import PermutationCollator
 from hf_relpos.data.probes import PROBES
 from hf_relpos.data.tokenizers import build_byte_tokenizer
+from hf_relpos.evaluation import permuted
 from hf_relpos.evaluation.cost import peak_memory
 from hf_relpos.evaluation.cost import step_cost
 from hf_relpos.evaluation.labelled_tasks import encode_row
@@ -101,6 +106,37 @@ def test_the_same_targets_are_asked_in_every_length_of_a_permutation():
     assert found[8, "loss"] == pytest.approx(found[32, "loss"])
 
 
+def test_orders_are_those_of_one_seed_and_are_not_kept(monkeypatch):
+    """However many windows there are, few masks live at the same time."""
+    living, drawn, most, read = WeakSet(), [], [], []
+
+    class Counted(PermutationCollator):
+        def torch_call(self, examples):
+            batch = super().torch_call(examples)
+            living.add(batch["perm_mask"])
+            drawn.append(1)
+            return batch
+
+    class Read(Answers):
+        def forward(self, input_ids, perm_mask, **others):
+            most.append(len(living))
+            read.append(perm_mask)
+            return super().forward(input_ids)
+
+    monkeypatch.setattr(permuted, "PermutationCollator", Counted)
+    windows = take_windows(Dataset.from_dict({"text": ["the quick brown fox " * 20]}), TOKENIZER, 32, 320)
+    config = RelPosEncoderConfig(vocab_size=len(TOKENIZER), position_scheme="rope", **SIZES)
+    state = torch.get_rng_state()
+    evaluate_permuted(Read(config, lambda ids: ids), TOKENIZER, windows, [8, 32], 4)  # pyright: ignore[reportArgumentType]
+    assert len(windows.inputs) == 10 and len(drawn) == 20 and max(most) <= 2
+    assert torch.equal(state, torch.get_rng_state())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        wanted = [PermutationCollator(TOKENIZER)([{"input_ids": row}])["perm_mask"] for row in windows.inputs]
+    assert torch.equal(torch.cat(read[-10:]), torch.cat(wanted))
+    assert torch.equal(torch.cat(read[:-10])[1::4], torch.cat(wanted)[:, 8:16, 8:16])
+
+
 def test_a_longer_length_shows_a_target_more_of_the_order():
     windows = take_windows(Dataset.from_dict({"text": ["the quick brown fox " * 20]}), TOKENIZER, 32, 32)
     config = RelPosEncoderConfig(vocab_size=len(TOKENIZER), position_scheme="rope", **SIZES)
@@ -152,12 +188,88 @@ def test_labelled_rows_come_from_tables_and_treebanks(tmp_path):
     assert read_labelled(source(words, columns=("words", "tags")))["train"][0] == {"text": ["Dogs"], "label": ["NOUN"]}
     for wrong, message in [
         (source(tmp_path / "absent.tsv"), "there is no labelled file .*absent.tsv"),
-        (source(plain, columns=(3, 4)), "line 1 has 3 columns with tabs between, but 4 are asked for"),
+        (source(plain, columns=(3, 4)), "line 1 has 3 columns with tabs between, but column 4 is asked for; .* may be 1 to 3"),
         (source(words, columns=("words", "tag")), "has no column 'tag'; one of words, lemmas, tags"),
         (source(plain, columns=(3, 1)), "no labelled row is for"),
     ]:
         with pytest.raises(ValueError, match=message):
             read_labelled(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            b'{"text": "a", "tag": "b"}\n',
+            r"a.jsonl has no column 'label'; label_column may be one of \['text', 'tag'\]",
+        ),
+        ("a.csv", b"body,label\nb,a\n", r"a.csv has no column 'text'; text_column may be one of \['body', 'label'\]"),
+        ("a.jsonl", b'{"text": "a", "label": "b"}\n{"text": "c"}\n', "a.jsonl, row 2 has no value in the column 'label'"),
+        ("a.csv", b"", "a.csv is empty"),
+        ("a.csv", b"text,label\n", "a.csv holds no labelled row"),
+        (
+            "a.csv",
+            b"text,label\na,same\nb,same\n",
+            "a.csv: all 3 rows .* class 'same' in the column 'label'; .* two classes or more",
+        ),
+        ("a.conllu", b"1\tDogs\n", r"a.conllu, line 1 has 2 columns, not the 10 of CoNLL-U: '1\\tDogs'"),
+        ("a.conllu", b"# one\n# caf\xe9\n", "a.conllu, line 2 is not in UTF-8 .byte 0xe9.: convert"),
+    ],
+)
+def test_an_error_of_a_labelled_file_names_it(tmp_path, name, content, message):
+    """It is the file to evaluate on here; the other one is in order."""
+    path, columns = tmp_path / name, ("words", "tags") if name.endswith("conllu") else ("text", "label")
+    path.write_bytes(content)
+    right = tmp_path / ("right.conllu" if name.endswith("conllu") else "right.csv")
+    right.write_text("1\tDogs\tdog\tNOUN\t_\t_\t0\troot\t_\t_\n" if right.suffix == ".conllu" else "text,label\nx,same\n")
+    with pytest.raises(ValueError, match=message):
+        describe_labelled(source(right, path, columns))
+
+
+@pytest.mark.parametrize("name", ["numbers.jsonl", "numbers.json", "numbers.parquet"])
+def test_whole_numbers_are_classes_by_their_text(tmp_path, name):
+    path, columns = tmp_path / name, {"text": ["a", "b", "c"], "label": [7, -12, 7], "share": [0.5, 1.0, 1.5]}
+    rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(columns), path)
+    else:
+        path.write_text(json.dumps(rows) if path.suffix == ".json" else "\n".join(map(json.dumps, rows)))
+    assert [row["label"] for row in read_labelled(source(path, path))["train"]] == ["7", "-12", "7"]
+    for wrong in [("text", "share"), ("label", "text")]:  # neither are other numbers classes, nor numbers texts
+        with pytest.raises(ValueError, match=f"{name}: column '.*' holds .*, not text"):
+            read_labelled(source(path, path, wrong))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "message"),
+    [
+        (
+            "a.csv",
+            "text,label\na,b\nc,\n",
+            ("text", "label"),
+            "a.csv, row 2: the column 'label' holds '', which names no class;",
+        ),
+        ("a.jsonl", '{"text": "a", "label": " "}', ("text", "label"), "a.jsonl, row 1: the column 'label' holds ' '"),
+        (
+            "a.tsv",
+            "noun.act\ta\n.act\tb\n",
+            (2, 1),
+            "a.tsv, line 2: the column 1 holds '.act', which names no class before '.'",
+        ),
+        (
+            "a.conllu",
+            "1\tDogs\t_\t\t_\t_\t0\troot\t_\t_\n",
+            ("words", "tags"),
+            "a.conllu, the sentence 'Dogs': .*'tags' holds ''",
+        ),
+    ],
+)
+def test_an_empty_label_is_no_class(tmp_path, name, content, columns, message):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_labelled(source(path, path, columns, "."))
 
 
 def test_the_bias_of_a_trained_scheme_is_kept_by_distance():

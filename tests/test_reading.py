@@ -169,7 +169,7 @@ def test_all_bad_files_are_named_at_once(tmp_path):
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"holds half of a surrogate pair"),
         ("a.json", b'{"x": 1,\n "y": 2}', r"neither lines of objects nor one list"),
         ("a.csv", b"text;id\na;1\n", r"has no column 'text'; text_column may be one of \['text;id'\]"),
-        ("a.csv", b"text,id\na,1,2\n", r"line 2 has 3 cells instead of 2"),
+        ("a.csv", b"text,id\na,1,2\n", r"line 2 has 3 cells, not 2"),
         ("a.csv", b'text,id\n"a,1\n', r"a\.csv cannot be read as csv"),
         ("a.csv", b"text\na\0b\n", r"a\.csv is a binary file: it has NUL bytes"),
         ("a.parquet", b"PAR1 no", r"a\.parquet cannot be read as parquet"),

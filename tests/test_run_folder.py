@@ -1,5 +1,6 @@
 """What a run of `train_lm.py` leaves when it is finished, evaluated again, stopped or diverges."""
 
+import errno
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from runs import results
 from runs import write_config
 from safetensors.torch import load_file
 
+from hf_relpos.training import folder_lock
 from hf_relpos.training import run as run_module
 from hf_relpos.training.arguments import parse_arguments
 from hf_relpos.training.folder_lock import hold_folder
@@ -237,6 +239,21 @@ def test_a_folder_is_written_by_one_run_at_a_time(config, folder):
     with hold_folder(folder), pytest.raises(ValueError, match="out' is written by another run just now: wait for it, or"):
         run(job)
     assert not any(folder.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK])
+def test_a_folder_without_locks_is_named_once(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    said = []
+    monkeypatch.setattr(folder_lock.fcntl, "flock", refuse)
+    monkeypatch.setattr(folder_lock.logger, "warning", said.append)
+    for _ in range(2):
+        with hold_folder(tmp_path / "out"), hold_folder(tmp_path / "out"):
+            pass
+    (warning,) = said
+    assert str(tmp_path / "out") in warning and os.strerror(number) in warning and "two runs" in warning
 
 
 def test_a_worker_that_outlives_its_run_does_not_hold_the_folder(tmp_path):

@@ -112,7 +112,7 @@ def conllu_sentences(path: Path) -> Iterator[tuple[str, dict[str, list[str]]]]:
         if line.startswith("# newdoc"):
             document = line
         elif line and line[0] != "#" and len(cells) != 10:
-            raise ValueError(f"{path}, line {number} has {len(cells)} columns, not the 10 of CoNLL-U")
+            raise ValueError(f"{path}, line {number} has {len(cells)} columns, not the 10 of CoNLL-U: {line[:60]!r}")
         elif cells[0].isdigit():  # not a contraction (1-2) or an elided word (1.1)
             words.append([cells[column] for column in (1, 2, 3, 5, 6, 7)])
         elif not line and words:

@@ -37,6 +37,7 @@ COMPRESSED: dict[bytes, tuple[str, Callable[[Path], Any]]] = {
     b"\x04\x22\x4d\x18": ("lz4", lambda path: pa.input_stream(str(path), compression="lz4")),
 }
 ARCHIVES = {b"PK\x03\x04": "zip", b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar", b"\x1f\x9d": "compress"}
+TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 COMPRESSED_NAMES = {".gz", ".bz2", ".xz", ".zst", ".zstd", ".lz4"}
 # The longer ones first: the mark of UTF-32 begins like that of UTF-16.
 BYTE_ORDER_MARKS = {
@@ -58,12 +59,13 @@ class BadFile(ValueError):
     """A file that cannot be read as text; its message names it."""
 
 
-def read_file(path: Path, column: str) -> Iterator[Piece]:
+def read_file(path: Path, column: str, whole_numbers: bool = False) -> Iterator[Piece]:
     """Read the documents of a file.
 
     Args:
         path: the file.
         column: the column of a table that holds the documents.
+        whole_numbers: take these for text, too, where a table has types (JSON, Parquet), as it is right for labels.
 
     Raises:
         BadFile: it is no text, not whole, or a table without that column.
@@ -71,11 +73,11 @@ def read_file(path: Path, column: str) -> Iterator[Piece]:
     kind = file_kind(path)
     try:
         if kind == "parquet":
-            documents = _read_parquet(path, column)
+            documents = _read_parquet(path, column, whole_numbers)
         elif kind == "text":
             documents = _read_text(path)
         else:
-            documents = (piece for text in TABLES[kind](path, column) for piece in _pieces(text))
+            documents = (piece for text in TABLES[kind](path, column, whole_numbers) for piece in _pieces(text))
         yield from documents
     except BadFile:
         raise
@@ -168,7 +170,7 @@ def _last_line_break(text: str, start: int, limit: int) -> int:
     return limit
 
 
-def _read_json(path: Path, column: str) -> Iterator[str | None]:
+def _read_json(path: Path, column: str, whole_numbers: bool) -> Iterator[str | None]:
     """Read one JSON object a line, or one JSON value: a list of objects, alone or as the only list in an object."""
     columns, found = [], False
     for where, row in _rows_of_json(path, column):
@@ -176,6 +178,7 @@ def _read_json(path: Path, column: str) -> Iterator[str | None]:
             raise BadFile(f"{path} cannot be read as json: {where}holds {str(row)[:40]!r} where an object should be")
         cell, columns = row.get(column), columns or list(row)
         found = found or column in row
+        cell = str(cell) if whole_numbers and type(cell) is int else cell  # a bool is no number
         if isinstance(cell, str):
             cell.encode()  # a JSON string may hold half of a surrogate pair, which is no text
         elif cell is not None:
@@ -224,8 +227,8 @@ def _lists_in(value: dict[str, Any]) -> list[list[Any]]:
     return [rows for rows in value.values() if isinstance(rows, list) and rows and isinstance(rows[0], dict)]
 
 
-def _read_csv(path: Path, column: str, delimiter: str = ",") -> Iterator[str | None]:
-    """Read a table of comma separated values; a cell is text, whatever it says."""
+def _read_csv(path: Path, column: str, _: bool, delimiter: str = ",") -> Iterator[str | None]:
+    """Read a table of comma separated values; a cell is text, whatever it says, also a number."""
     csv.field_size_limit(sys.maxsize)  # a document may be longer than the 128 KiB that a cell may have by default
     with _open_text(path, newline="") as file:
         rows = csv.reader(_without_nul(path, file), delimiter=delimiter, strict=True)
@@ -235,9 +238,7 @@ def _read_csv(path: Path, column: str, delimiter: str = ",") -> Iterator[str | N
         place = names.index(column)
         for row in rows:
             if row and len(row) != len(names):
-                raise BadFile(
-                    f"{path} cannot be read as csv: line {rows.line_num} has {len(row)} cells instead of {len(names)}"
-                )
+                raise BadFile(f"{path} cannot be read as csv: line {rows.line_num} has {len(row)} cells, not {len(names)}")
             if row:
                 yield row[place]
 
@@ -249,22 +250,23 @@ def _without_nul(path: Path, file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _read_tsv(path: Path, column: str) -> Iterator[str | None]:
-    return _read_csv(path, column, "\t")
+def _read_tsv(path: Path, column: str, whole_numbers: bool) -> Iterator[str | None]:
+    return _read_csv(path, column, whole_numbers, "\t")
 
 
-def _read_parquet(path: Path, column: str) -> Iterator[Piece]:
+def _read_parquet(path: Path, column: str, whole_numbers: bool) -> Iterator[Piece]:
     with _open_bytes(path) as source, _seekable(source) as whole, pq.ParquetFile(whole) as file:
         schema = file.schema_arrow
         if column not in schema.names:
             _refuse_column(path, column, schema.names)
         kind = schema.field(column).type
         plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_string_view(plain)):
+        allowed = (*TEXT_TYPES, pa.types.is_integer) if whole_numbers else TEXT_TYPES
+        if not any(is_type(plain) for is_type in allowed):
             _refuse_type(path, column, str(kind))
         for batch in file.iter_batches(batch_size=256, columns=[column]):
             for cell in batch.column(0).to_pylist():
-                yield from _pieces(cell)
+                yield from _pieces(cell if cell is None else str(cell))
 
 
 def _seekable(source: BinaryIO) -> BinaryIO:
@@ -284,7 +286,7 @@ def _refuse_type(path: Path, column: str, kind: str) -> None:
     raise BadFile(f"{path}: column {column!r} holds {kind}, not text")
 
 
-TABLES: dict[str, Callable[[Path, str], Iterator[str | None]]] = {"json": _read_json, "csv": _read_csv, "tsv": _read_tsv}
+TABLES: dict[str, Callable[[Path, str, bool], Iterator[str | None]]] = {"json": _read_json, "csv": _read_csv, "tsv": _read_tsv}
 SUFFIXES = {
     ".json": "json",
     ".jsonl": "json",

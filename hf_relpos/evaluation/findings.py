@@ -144,22 +144,23 @@ def _value_plot(comparison: Comparison, task: str, rows: Rows, metric: str, leng
         points = [(length, *interval(list(values.values()))) for length, values in cells if values]
         if points:
             lines[scheme] = points
-    order = comparison.schemes
+    others = peers(comparison, task, metric)
     if len(lengths) == 1:
-        sign = 1 if lower_is_better(metric) else -1
-        dots = {name: points[0][1:] for name, points in sorted(lines.items(), key=lambda item: sign * item[1][0][1])}
+        lines |= {name: at for name, points in others.items() if (at := [point for point in points if point[0] == lengths[0]])}
+        away = ", ".join(name for name in others if name not in lines)
+        ranked = sorted(lines.items(), key=lambda item: item[1][0][1], reverse=not lower_is_better(metric))
         guess = chance(rows, task, metric, lengths[0])
         caption = f"{task}: {UNITS[metric]}, mean over seeds with its 95 % interval, the best on top."
+        caption += f" Not measured at length {lengths[0]}: {away}." if away else ""
+        dots = {name: points[0][1:] for name, points in ranked}
         marks = {} if guess is None else {"chance": guess}
-        return Plot(figure_name(task, "values"), caption, dot_plot(dots, UNITS[metric], marks, order))
-    guesses = [(length, chance(rows, task, metric, length)) for length in lengths]
-    if any(guess is not None for _, guess in guesses):
-        lines["chance"] = [(length, guess, None, None) for length, guess in guesses if guess is not None]
-    lines |= peers(comparison, task, metric)
+        return Plot(figure_name(task, "values"), caption, dot_plot(dots, UNITS[metric], marks, comparison.schemes))
+    guesses = [(at, guess, None, None) for at in lengths if (guess := chance(rows, task, metric, at)) is not None]
+    lines |= ({"chance": guesses} if guesses else {}) | others
     caption = (
         f"{task}: {UNITS[metric]} by length, mean over seeds; the smallest length was trained. Intervals stand in the table."
     )
-    plot = line_plot(lines, "length (tokens, or the probe's size)", UNITS[metric], order=order)
+    plot = line_plot(lines, "length (tokens, or the probe's size)", UNITS[metric], order=comparison.schemes)
     return Plot(figure_name(task, "lengths"), caption, plot)
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase
 
 from hf_relpos.data.labelled_files import LabelledSource
+from hf_relpos.data.labelled_files import class_names
 from hf_relpos.data.labelled_files import read_labelled
 from hf_relpos.data.packing import IGNORED
 from hf_relpos.evaluation.cells import Cell
@@ -50,9 +51,10 @@ def run_labelled(cell: Cell, file: str) -> Output:
         max_train_samples=options["train_examples"],
         max_eval_samples=options["examples"],
     )
-    taken = take_rows(read_labelled(LabelledSource(**options["source"])), task)
+    source = LabelledSource(**options["source"])
+    taken = take_rows(read_labelled(source), task)
     tables: dict[str, Rows] = {str(split): list(rows) for split, rows in taken.items()}  # pyright: ignore[reportAssignmentType]
-    names = sorted({label for rows in tables.values() for row in rows for label in _labels_of(row)})
+    names = class_names(tables, source)
     auto, collate = HEADS[cell.kind]
     texts = (row["text"] if isinstance(row["text"], str) else " ".join(row["text"]) for row in tables["train"])
     tokenizer, model = start_task(auto, task, args.seed, texts, names)
@@ -76,10 +78,6 @@ def run_labelled(cell: Cell, file: str) -> Output:
     }
     batch = dict(collator([dict(row) for row in encoded["train"][: args.per_device_train_batch_size]]))
     return result, cost_beside_baseline(cell, model, batch) | {"train_seconds": trained.metrics["train_runtime"]}
-
-
-def _labels_of(row: dict[str, Any]) -> list[str]:
-    return row["label"] if isinstance(row["label"], list) else [row["label"]]
 
 
 def encode_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, names: list[str]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Permutation language models in a comparison: two streams, tokens in a random order, the same targets at every length."""
 
+from collections.abc import Iterator
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -82,25 +84,34 @@ def evaluate_permuted(
     Returns:
         Rows `length`, `metric` (`loss` in nats a target, `accuracy`), `value`, and `reason` where there is none.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(ORDER_SEED)
-        batches = [PermutationCollator(tokenizer)([{"input_ids": row}]) for row in windows.inputs]
     rows: Rows = []
     for length in lengths:
         if reason := why_not(model, length):
             rows += missing_rows(length, reason, "loss", "accuracy")
             continue
-        parts = [_cut(batch, at, length) for batch in batches for at in range(0, windows.inputs.shape[1], length)]
+        starts = range(0, windows.inputs.shape[1], length)
+        parts = (_cut(batch, at, length) for batch in _in_order(windows, tokenizer) for at in starts)
         size = max(1, batch_size * min(lengths) // length)
         sums = torch.zeros(3, dtype=torch.float64)
         with evaluating(model):
-            for at in range(0, len(parts), size):
-                batch = {name: torch.cat([part[name] for part in parts[at : at + size]]).to(model.device) for name in parts[0]}
+            while some := list(islice(parts, size)):
+                batch = {name: torch.cat([part[name] for part in some]).to(model.device) for name in some[0]}
                 labels = batch.pop("labels")
                 sums += score_rows(model(**batch).logits, labels).double().sum(0).cpu()
         nll, correct, count = sums.tolist()
         rows += metric_rows(length, loss=nll / count, accuracy=correct / count)
     return rows
+
+
+def _in_order(windows: Windows, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield a batch of each window with the order of its tokens, the same ones at each call; all masks at once would fill the memory."""
+    collator, state = PermutationCollator(tokenizer), torch.Generator().manual_seed(ORDER_SEED).get_state()
+    for row in windows.inputs:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(state)
+            batch = collator([{"input_ids": row}])
+            state = torch.get_rng_state()
+        yield batch
 
 
 def _cut(batch: dict[str, torch.Tensor], at: int, length: int) -> dict[str, torch.Tensor]:

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from transformers.utils import logging
+
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
+logger = logging.get_logger(__name__)
 _held: set[int] = set()
 
 
@@ -25,6 +28,8 @@ def named_if_not_written(output_dir: str | Path | None) -> Iterator[None]:
 @contextmanager
 def hold_folder(output_dir: str | Path) -> Iterator[None]:
     """Make the folder of a run, and keep it to this process; the system lets go of it however the process ends.
+
+    Where there are no locks, a warning says once for each folder that a second run is not noticed.
 
     Raises:
         ValueError: another process has it, or it cannot be written.
@@ -47,6 +52,7 @@ def hold_folder(output_dir: str | Path) -> Iterator[None]:
 def _lock(folder: Path) -> int | None:
     """Lock a folder, and return the open file that holds the lock; None if another process holds it."""
     if fcntl is None:
+        _warn_without_lock(folder, "this system has no flock")
         return os.open(os.devnull, os.O_RDONLY)
     opened = os.open(folder, os.O_RDONLY)
     try:
@@ -54,9 +60,16 @@ def _lock(folder: Path) -> int | None:
     except BlockingIOError:
         os.close(opened)
         return None
-    except OSError:  # a file system without locks
-        pass
+    except OSError as error:  # a file system without locks
+        _warn_without_lock(folder, str(error))
     return opened
+
+
+def _warn_without_lock(folder: Path, reason: str) -> None:
+    logger.warning_once(
+        f"output_dir={str(folder)!r} cannot be locked ({reason}): two runs that write into it at the same time are not noticed; "
+        "give each run a folder of its own"
+    )
 
 
 def _let_go() -> None:
