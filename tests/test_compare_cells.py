@@ -432,13 +432,27 @@ def test_another_checkpoint_stands_in_the_same_plot(whole, tmp_path):
     rows = [{"length": 16, "bits_per_byte": 3.0}, {"length": 32, "not_applicable": "too long"}]
     path = tmp_path / "peer.json"
     settings = {"train_file": [str(whole / "text.txt")]}
-    for digest, shown in [(text, True), ("another text", False)]:
-        path.write_text(json.dumps({"lengths": rows, "text": digest}))
-        file = write_comparison(tmp_path, {"text": TASKS["text"]}, also={"a peer": str(path)}, settings=settings)
-        comparison = read_comparison(file, str(tmp_path / "out"))
-        assert peers(comparison, "text", "bits_per_byte") == ({"a peer": [(16, 3.0, None, None)]} if shown else {})
-    with pytest.raises(ValueError, match="also: there is no file .*absent.json"):
-        read_comparison(write_comparison(tmp_path, also={"a peer": "absent.json"}))
+    path.write_text(json.dumps({"lengths": rows, "text": text}))
+    file = write_comparison(tmp_path, {"text": TASKS["text"]}, also={"a peer": str(path)}, settings=settings)
+    comparison = read_comparison(file, str(tmp_path / "out"))
+    assert peers(comparison, "text", "bits_per_byte") == {"a peer": [(16, 3.0, None, None)]}
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "message"),
+    [
+        ("a peer", "absent.json", "also: there is no file .*absent.json"),
+        ("nope", "peer.json", "also: 'nope' is a scheme of this comparison"),
+        ("a peer", "peer.json", "another text, which is none of the validation texts"),
+    ],
+)
+def test_another_checkpoint_that_would_stand_in_no_plot_is_refused(whole, tmp_path, name, file, message):
+    (tmp_path / "peer.json").write_text(json.dumps({"lengths": [], "text": "another text"}))
+    settings = {"train_file": [str(whole / "text.txt")]}
+    with pytest.raises(ValueError, match=message):
+        read_comparison(
+            write_comparison(tmp_path, {"text": TASKS["text"]}, also={name: str(tmp_path / file)}, settings=settings)
+        )
 
 
 def test_another_checkpoint_stands_in_the_plot_of_one_length(whole, tmp_path):

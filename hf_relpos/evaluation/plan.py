@@ -114,13 +114,26 @@ def read_comparison(file: str | Path, output: str | None = None) -> Comparison:
     cells = [_with_text(cell, texts) for cell in cells]
     folder = Path(output or given.get("output_dir") or f"runs/compare/{Path(file).stem}")
     title = str(given.get("title", Path(file).stem))
-    also = {str(name): Path(path) for name, path in (given.get("also") or {}).items()}
-    for path in also.values():
-        if not path.is_file():
+    also = _also(given.get("also") or {}, schemes, cells, where)
+    return Comparison(title, Path(file), folder, list(schemes), seeds, list(tasks), baselines, cells, match, also)
+
+
+def _also(given: dict[str, str], schemes: Mapping[str, Any], cells: list[Cell], where: str) -> dict[str, Path]:
+    """Read which checkpoints stand in the plots too, and refuse one that would stand nowhere, or in the place of a scheme."""
+    texts = {cell.text["validation"]["sha256"] for cell in cells if cell.kind == "language_modelling" and cell.text}
+    for name, path in given.items():
+        if name in schemes:
+            raise ValueError(f"{where}also: {name!r} is a scheme of this comparison; give the checkpoint another name")
+        if not Path(path).is_file():
             raise ValueError(
                 f"{where}also: there is no file {path}; `evaluate FOLDER --lengths ... --output {path}` writes it"
             )
-    return Comparison(title, Path(file), folder, list(schemes), seeds, list(tasks), baselines, cells, match, also)
+        if (text := json.loads(Path(path).read_text(encoding="utf-8")).get("text")) not in texts:
+            raise ValueError(
+                f"{where}also: {name}: {path} measured the text with SHA-256 {text}, which is none of the validation texts of"
+                f" this comparison's language models: {', '.join(sorted(texts)) or 'there are none'}"
+            )
+    return {str(name): Path(path) for name, path in given.items()}
 
 
 def _schemes(given: Any, where: str) -> dict[str, dict[str, Any]]:
