@@ -190,15 +190,19 @@ def test_the_comparison_of_the_tutorial_is_understood(tmp_path: Path, monkeypatc
     Path("my_texts").mkdir()
     Path("my_texts/a.txt").write_text("Once upon a time there was a king.\n" * 40, encoding="utf-8")
     for folder, name, row in (
-        ("wordnet", "glosses.tsv", "noun.animal\tcat\ta small animal {}\n"),
-        ("ud_english_ewt", "en_ewt-ud-dev.conllu", "1\tDogs\tdog\tNOUN\t_\t_\t0\troot\t_\t_\n\n"),
+        ("wordnet", "glosses.tsv", "noun.animal\tcat\ta small animal {0}\nverb.motion\trun\tto move {0} miles\n"),
+        (
+            "ud_english_ewt",
+            "en_ewt-ud-dev.conllu",
+            "1\tDogs\tdog\tNOUN\t_\t_\t0\troot\t_\t_\n2\tbark\tbark\tVERB\t_\t_\t0\troot\t_\t_\n\n",
+        ),
     ):
         Path(folder).mkdir()
         Path(folder, name).write_text("".join(map(row.format, range(40))), encoding="utf-8")
     shutil.copy("ud_english_ewt/en_ewt-ud-dev.conllu", "ud_english_ewt/en_ewt-ud-test.conllu")
     Path("my_comparison.yaml").write_text(block + labelled, encoding="utf-8")
     comparison = read_comparison("my_comparison.yaml")
-    assert comparison.tasks == ["text", "recall", "part_of_speech", "tags"] and len(comparison.cells) == 48
+    assert comparison.tasks == ["text", "text_memory", "recall", "part_of_speech", "tags"] and len(comparison.cells) == 60
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
