@@ -20,8 +20,8 @@ from .backward import of_tables
 from .forward import attend
 from .tiles import Inputs
 
-TILES = {2: 64, 4: 32}
-"""Queries, and keys, of a tile, by the bytes of a number. Not tuned: no GPU was at hand."""
+WARPS = {16: 4, 32: 4, 64: 8}
+"""Groups of threads that share a tile, by its size: so that few numbers leave the registers. Not timed: no GPU was at hand."""
 
 NARROWEST = 16
 """Numbers that products on a GPU take at least."""
@@ -63,6 +63,8 @@ class Plan(NamedTuple):
             "WIDTH": width,
             "ASKING": NARROWEST if tensors.asking is None else tensors.asking.shape[-1],
             "VALUE": tensors.value.shape[-1],
+            "num_warps": WARPS.get(self.tile, 8),
+            "num_stages": 1,  # more would load tiles ahead, for which shared memory is too small with vectors beside keys
         }
 
 
@@ -186,8 +188,14 @@ def kernel_attention(
         value_vectors=table(terms.value_vectors),
         bias=None if terms.bias is None else terms.bias.float().contiguous(),
     )
-    plan = Plan(_rest(tensors, terms, positions, dropout), tile or TILES[dtype.itemsize])
+    plan = Plan(_rest(tensors, terms, positions, dropout), tile or _tile_for(tensors))
     return _Kernels.apply(plan, *tensors)[..., :size].transpose(1, 2)
+
+
+def _tile_for(tensors: Tensors) -> int:
+    """Return how many queries, and keys, a tile has: as many as shared memory holds on every GPU from 2020 on."""
+    widest = max(part.shape[-1] * part.element_size() for part in tensors[:4] if part is not None)
+    return 64 if widest <= 128 else 32 if widest <= 256 else 16
 
 
 def _ready(states: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
