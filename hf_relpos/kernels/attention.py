@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from hf_relpos.model.blockwise_masking import labels_of
 from hf_relpos.model.positions import Positions
 from hf_relpos.model.scheme_terms import ScoreTerms
-from hf_relpos.model.toeplitz import folded
+from hf_relpos.model.toeplitz import fold_to_entries
 
 from .backward import Results
 from .backward import TableGradients
@@ -138,7 +138,7 @@ def _fold(total: torch.Tensor, table: torch.Tensor, first: int) -> torch.Tensor:
     """Return sums per distance `(heads, distances, ...)` as the gradient of a table; `first` is the entry of distance number 0."""
     total = total.sum(0, keepdim=True) if table.shape[0] == 1 else total
     numbers = total.movedim(1, -1)
-    kept, entries = folded(numbers, table, first)
+    kept, entries = fold_to_entries(numbers, table, first)
     result = torch.zeros_like(table)
     result[:, entries] = kept.movedim(-1, 1).to(table.dtype)
     return result
