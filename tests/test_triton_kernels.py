@@ -179,13 +179,34 @@ def test_dropout() -> None:
     torch.testing.assert_close(found, wanted, **CLOSE)
 
 
+@pytest.fixture
+def products_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter keeps bfloat16 as bits, and multiplies the bits (github.com/triton-lang/triton/issues/11584)."""
+    if not INTERPRETED:
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    create_dot = interpreter.InterpreterBuilder.create_dot
+
+    def widened(states: Any) -> Any:
+        if states.dtype.scalar != tl.bfloat16:
+            return states
+        return interpreter.TensorHandle((states.data.astype("uint32") << 16).view("float32"), tl.float32)
+
+    def create(self: Any, left: Any, right: Any, *others: Any) -> Any:
+        return create_dot(self, widened(left), widened(right), *others)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create)
+
+
+@pytest.mark.usefixtures("products_of_bfloat16")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def test_half_precision(dtype: torch.dtype) -> None:
     """The error in half precision is that of attention in blocks, which rounds at the same places."""
     positions = positions_of(BATCH, 24, causal=True)
     states, terms = random_states(positions, BATCH), random_terms(positions, XL | {"bias"}, None, False, "")
-    rounded = [leaf(part.to(dtype), torch.float64).cpu() for part in states]
-    rounded = [part.detach().requires_grad_() for part in rounded]
+    rounded = [part.detach().to(dtype).double().requires_grad_() for part in states]
     names = [name for name in TABLES if getattr(terms, name) is not None]
     alike = replace(terms, **{name: getattr(terms, name).detach().to(dtype).double().requires_grad_() for name in names})
     direction = torch.randn_like(states[0].transpose(1, 2)).to(dtype).double()
