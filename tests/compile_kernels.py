@@ -90,7 +90,10 @@ def main(argv: list[str] | None = None) -> int:
                     found = compile_case(CASES[case], getattr(torch, dtype), size, 0.1, padded=True)
                     wrong += max(found.values()) > SHARED
                     sizes = ", ".join(f"{name} {shared // 1024}" for name, shared in found.items())
-                    print(f"sm_{capability}, {case}, {dtype}, heads of {size}: compiled; KiB of shared memory: {sizes}", flush=True)
+                    print(
+                        f"sm_{capability}, {case}, {dtype}, heads of {size}: compiled; KiB of shared memory: {sizes}",
+                        flush=True,
+                    )
     return int(wrong > 0)
 
 

@@ -129,7 +129,15 @@ def keys_by_query(lower, upper, TILE: tl.constexpr):
 
 @triton.jit
 def meet_vectors(
-    states, pointer, given, head, distance, of_keys: tl.constexpr, PRECISION: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr
+    states,
+    pointer,
+    given,
+    head,
+    distance,
+    of_keys: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """Return the products of a tile's queries, or keys, with the vectors of their distances, by query and key."""
     lower = load_vectors(pointer, given, head, distance, TILE, WIDTH)
