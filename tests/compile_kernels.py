@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--capability", type=int, nargs="+", default=[80, 90], help="of the GPUs, 80 for A100, 90 for H100")
     parser.add_argument("--case", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=["bfloat16", "float16", "float32"])
-    parser.add_argument("--size", type=int, nargs="+", default=[64, 128], help="of heads")
+    parser.add_argument("--size", type=int, nargs="+", default=[64], help="of heads")
     given, wrong = parser.parse_args(argv), 0
     for capability in given.capability:
         triton.runtime.driver.set_active(Named(capability))

@@ -1,5 +1,7 @@
 """Attention by the kernels, with gradients for queries, keys, values and every table of distances."""
 
+from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from typing import Any
 from typing import NamedTuple
 
@@ -58,7 +60,7 @@ class Plan(NamedTuple):
         """Return what the kernels are compiled for."""
         width = tensors.key.shape[-1]
         return {
-            "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
+            "PRECISION": "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
             "TILE": self.tile,
             "WIDTH": width,
             "ASKING": NARROWEST if tensors.asking is None else tensors.asking.shape[-1],
@@ -66,6 +68,11 @@ class Plan(NamedTuple):
             "num_warps": WARPS.get(self.tile, 8),
             "num_stages": 1,  # more would load tiles ahead, for which shared memory is too small with vectors beside keys
         }
+
+
+def _on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Return a context that launches kernels where a tensor is, which may be another GPU than the current one."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 class _Kernels(torch.autograd.Function):
@@ -78,7 +85,8 @@ class _Kernels(torch.autograd.Function):
         output = tensors.value.new_empty(batch, heads, queries, tensors.value.shape[-1])
         lse = tensors.value.new_empty(batch, heads, queries, dtype=torch.float32)
         grid = (triton.cdiv(queries, plan.tile), batch * heads)
-        attend[grid](plan.inputs(tensors), output, lse, **plan.sizes(tensors))
+        with _on_device_of(output):
+            attend[grid](plan.inputs(tensors), output, lse, **plan.sizes(tensors))
         ctx.plan = plan
         ctx.save_for_backward(*given, output, lse)
         return output
@@ -90,26 +98,33 @@ class _Kernels(torch.autograd.Function):
                 "attention by kernels has no second derivatives (create_graph=True): use attn_implementation='eager'"
             )
         *given, output, lse = ctx.saved_tensors
-        tensors, plan, grad = Tensors(*given), ctx.plan, grad.contiguous()
-        delta = (grad * output).sum(-1, dtype=torch.float32)
-        results, inputs, sizes = Results(grad, lse, delta), plan.inputs(tensors), plan.sizes(tensors)
-        wanted = Tensors(*ctx.needs_input_grad[1:])  # pyright: ignore[reportArgumentType]
-        batch, heads, queries, keys = inputs.batch, inputs.heads, inputs.queries, inputs.keys
-        found: dict[str, torch.Tensor] = {}
-        if wanted.content or wanted.asking:
-            found["content"] = torch.empty_like(tensors.content)
-            if tensors.asking is not None:
-                found["asking"] = torch.empty_like(tensors.asking)
-            grid = (triton.cdiv(queries, plan.tile), batch * heads)
-            of_queries[grid](inputs, results, found["content"], found.get("asking"), **sizes)
-        if wanted.key or wanted.value:
-            found |= {"key": torch.empty_like(tensors.key), "value": torch.empty_like(tensors.value)}
-            grid = (triton.cdiv(keys, plan.tile), batch * heads)
-            of_keys[grid](inputs, results, found["key"], found["value"], **sizes)
-        tables = {name: getattr(tensors, name) for name in TableGradients._fields if getattr(wanted, name)}
-        if tables:
-            found |= _table_gradients(plan, inputs, results, tables, sizes)
-        return None, *(found.get(name) if of else None for name, of in zip(Tensors._fields, wanted, strict=True))
+        with _on_device_of(grad):
+            found = _gradients(ctx.plan, Tensors(*given), Tensors(*ctx.needs_input_grad[1:]), (output, lse, grad.contiguous()))
+        return None, *(found.get(name) for name in Tensors._fields)
+
+
+def _gradients(
+    plan: Plan, tensors: Tensors, wanted: Any, results: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the gradients by the names of `Tensors`, of those that are wanted; `results` are output, log-sum-exp and gradient."""
+    output, lse, grad = results
+    inputs, sizes = plan.inputs(tensors), plan.sizes(tensors)
+    known = Results(grad, lse, (grad * output).sum(-1, dtype=torch.float32))
+    matrices = inputs.batch * inputs.heads
+    found: dict[str, torch.Tensor] = {}
+    if wanted.content or wanted.asking:
+        found["content"] = torch.empty_like(tensors.content)
+        if tensors.asking is not None:
+            found["asking"] = torch.empty_like(tensors.asking)
+        grid = (triton.cdiv(inputs.queries, plan.tile), matrices)
+        of_queries[grid](inputs, known, found["content"], found.get("asking"), **sizes)
+    if wanted.key or wanted.value:
+        found |= {"key": torch.empty_like(tensors.key), "value": torch.empty_like(tensors.value)}
+        of_keys[triton.cdiv(inputs.keys, plan.tile), matrices](inputs, known, found["key"], found["value"], **sizes)
+    tables = {name: getattr(tensors, name) for name in TableGradients._fields if getattr(wanted, name)}
+    if tables:
+        found |= _table_gradients(plan, inputs, known, tables, sizes)
+    return {name: part for name, part in found.items() if getattr(wanted, name)}
 
 
 def _table_gradients(
