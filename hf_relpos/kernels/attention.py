@@ -106,7 +106,7 @@ class _Kernels(torch.autograd.Function):
 def _gradients(
     plan: Plan, tensors: Tensors, wanted: Any, results: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the gradients by the names of `Tensors`, of those that are wanted; `results` are output, log-sum-exp and gradient."""
+    """Return the gradients by the names of `Tensors`, of those that are wanted at least; `results` are output, log-sum-exp and gradient."""
     output, lse, grad = results
     inputs, sizes = plan.inputs(tensors), plan.sizes(tensors)
     known = Results(grad, lse, (grad * output).sum(-1, dtype=torch.float32))
@@ -124,7 +124,7 @@ def _gradients(
     tables = {name: getattr(tensors, name) for name in TableGradients._fields if getattr(wanted, name)}
     if tables:
         found |= _table_gradients(plan, inputs, known, tables, sizes)
-    return {name: part for name, part in found.items() if getattr(wanted, name)}
+    return found
 
 
 def _table_gradients(
