@@ -28,12 +28,12 @@ from typing import Any
 import datasets
 import torch
 import transformers
+from hub import Skipped
 from kinds import KINDS
-from kinds import Skipped
-from kinds import Try
-from kinds import Whole
-from kinds import run_whole
 from tqdm import tqdm
+from tries import Try
+from tries import Whole
+from tries import run_whole
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "runs" / "faults.json"
