@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hub import Skipped
+from running import LATE
 from running import Running
 from running import wait
 from tries import Try
@@ -42,7 +43,7 @@ def full_disk(given: Try) -> str:
         assert_nothing_lost(given, running.saved)
         remount("size=1g")
         go_on(given)
-    return "finished before it" if code == 0 else "refused, then went on"
+    return LATE if code == 0 else "refused, then went on"
 
 
 def read_only(given: Try) -> str:
@@ -53,7 +54,7 @@ def read_only(given: Try) -> str:
         wait(running, given.rng.uniform(0, given.whole.seconds))
         running.signal(signal.SIGKILL)
         if running.end() == 0:
-            return "finished before it"
+            return LATE
         remount("ro")
         second = Running(given.name, given.room, given.said)
         code = second.end()

@@ -7,6 +7,7 @@ from contextlib import suppress
 import psutil
 from hub import published
 from hub import start_hub
+from running import LATE
 from running import LIMIT
 from running import Running
 from running import wait
@@ -34,7 +35,7 @@ def lost_network(given: Try) -> str:
     finally:
         server.kill()
         server.wait()
-    return "finished before it" if code == 0 else "refused, then went on"
+    return LATE if code == 0 else "refused, then went on"
 
 
 def dead_worker(given: Try) -> str:
@@ -57,4 +58,4 @@ def dead_worker(given: Try) -> str:
     running.must_say(code)
     assert_nothing_lost(given, running.saved)
     go_on(given)
-    return "finished before it" if code == 0 else "refused, then went on"
+    return LATE if code == 0 else "refused, then went on"

@@ -15,6 +15,8 @@ BEGUN = 0.05
 IGNORED = re.compile(r"Exception ignored in.*?\nKeyboardInterrupt", re.DOTALL)
 ENDS = re.compile(r"(^|\]|\r)(error: |interrupted)", re.MULTILINE)  # a bar of progress may be drawn once more behind it
 """How the line begins that a job ends with, perhaps behind a progress bar."""
+LATE = "finished before it"
+"""What came of a try whose job had ended well when the fault was to come."""
 LIMIT = 300
 """Seconds after which a job that should have ended counts as hanging."""
 

@@ -8,6 +8,7 @@ from hub import hub_of
 from hub import published
 from jobs import Outcome
 from running import BEGUN
+from running import LATE
 from running import Running
 from running import wait
 from tries import Try
@@ -54,4 +55,4 @@ def stop(given: Try, running: Running, number: int, address: str, before: Outcom
     if address:
         assert published(address) in (before, given.whole.outcome), "the Hub holds a part of the files"
     go_on(given, address)
-    return "finished before it" if code == 0 else "went on"
+    return LATE if code == 0 else "went on"
