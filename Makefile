@@ -3,8 +3,10 @@ VENV := .venv
 HUB ?= ../shared/tools/hub_server.py
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TRITON ?= triton==3.9.0
+KERNELS := $(VENV)/kernels
 
-.PHONY: help train test coverage suite lint docs gpu speed-check properties hub versions mutants faults long audit
+.PHONY: help train test coverage suite lint docs gpu kernels speed-check properties hub versions mutants faults long audit
 
 help:
 	@echo "make train   set up .venv and train the default decoder (ARGS='--max_steps 100' adds arguments)"
@@ -12,6 +14,7 @@ help:
 	@echo "make coverage  run the tests, and name the lines and branches of the package that none of them reaches"
 	@echo "make suite   run transformers' common model tests on all rows (ARGS='--row Decoder_rope' chooses)"
 	@echo "make gpu     measure all that is to be known of a GPU, in 8 minutes (ARGS='--device cpu --quick' tries the command)"
+	@echo "make kernels  test the Triton kernels without a GPU: in Triton's interpreter, and by compiling them for GPUs"
 	@echo "make speed-check  time a few schemes, and fail where one is slower than the committed report says"
 	@echo "make properties  try 10,000 random configurations (ARGS='--examples 500 --seed 1')"
 	@echo "make mutants break the package in some 200 ways, and see which test notices (ARGS='--only toeplitz' chooses)"
@@ -52,6 +55,14 @@ suite: $(INSTALLED)
 gpu: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[benchmark]'
 	$(BIN)/python tests/benchmarks/gpu.py $(ARGS)
+
+# Triton (1 GB) lies in a folder of its own, so that the default environment stays without it.
+$(KERNELS): $(INSTALLED)
+	$(BIN)/pip install --quiet --no-deps --target $@ $(TRITON)
+
+kernels: $(KERNELS)
+	PYTHONPATH=$(KERNELS) TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto -q tests/test_triton_kernels.py $(ARGS)
+	PYTHONPATH=$(KERNELS):tests:. $(BIN)/python tests/compile_kernels.py
 
 # Compares with docs/benchmarks/reports/steps.md; by hand and at night, never in the tests.
 speed-check: $(INSTALLED)

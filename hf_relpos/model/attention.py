@@ -16,6 +16,8 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from .attention_backends import AttentionInputs
 from .attention_backends import find_backend
+from .attention_kernels import KERNELS
+from .attention_kernels import kernels_serve
 from .devices import to_device
 from .position_tables import DistanceTables
 from .positions import Positions
@@ -191,9 +193,12 @@ class RelPosAttention(nn.Module):
         """Return how the layer attends: `eager`, `flex_attention`, or under `sdpa` one of three.
 
         `fused` where nothing is added to the scores; `blockwise` wherever it can, unless so few pairs are scored that one dense
-        bias is as fast; `dense` else. Vectors of values that blocks cannot serve make it `eager`.
+        bias is as fast; `dense` else. Vectors of values that blocks cannot serve make it `eager`. Under `triton` it is `triton`
+        where the kernels can attend, and what it would be under `sdpa` elsewhere.
         """
         implementation = "eager" if force_eager else self.config._attn_implementation or "eager"
+        if implementation == KERNELS and (terms is None or not kernels_serve(terms, positions)):
+            implementation = "sdpa"
         if implementation != "sdpa" or terms is None:
             return "fused" if implementation == "sdpa" else implementation
         able = positions.is_toeplitz and not torch.compiler.is_compiling()

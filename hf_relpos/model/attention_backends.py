@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .attention_kernels import KERNELS
+from .attention_kernels import import_kernels
 from .blockwise_attention import blockwise_attention
 from .position_tables import DistanceTables
 from .positions import Positions
@@ -180,11 +182,19 @@ def attend_in_blocks(layer: nn.Module, inputs: AttentionInputs) -> Attended:
     return blockwise_attention(*states, terms, positions, inputs.scale, inputs.dropout), None
 
 
+def attend_by_kernels(layer: nn.Module, inputs: AttentionInputs) -> Attended:
+    """Attend by the package's kernels for a GPU, which read vectors per distance as they are."""
+    positions, states = inputs.tables.positions, inputs.with_all_heads()
+    attend = import_kernels().kernel_attention
+    return attend(*states, inputs.terms, positions, inputs.scale, inputs.dropout), None
+
+
 BACKENDS: dict[str, Backend] = {
     "fused": attend_by_sdpa,
     "dense": attend_by_sdpa,
     "blockwise": attend_in_blocks,
     "flex_attention": attend_by_flex,
+    KERNELS: attend_by_kernels,
 }
 """By the path that a layer chose; every other path is the name of a function."""
 

@@ -112,6 +112,8 @@ class PositionScheme(nn.Module):
     """Whether the paper multiplies the embeddings by the root of their size."""
     serves_all_layers: ClassVar[bool] = False
     """Whether one instance serves all layers of this scheme, whatever `share_positions` says."""
+    has_kernel: ClassVar[bool] = False
+    """Whether `attn_implementation="triton"` has a kernel for the scheme (`attention_kernels.py`)."""
     reads_token_types: ClassVar[bool] = False
     """Whether token types enter by the scheme's own term, `positions.token_types`, instead of by embeddings."""
     combines_as: ClassVar[str | None] = None

@@ -45,6 +45,7 @@ class Deberta(PositionScheme):
     }
     refuses = {"causal": "it is defined for bidirectional attention (arXiv 2006.03654, section 3)"}
     serves_all_layers = True
+    has_kernel = True
     source = "arXiv 2006.03654, section 3.1"
     max_distance: int
     num_buckets: int | None

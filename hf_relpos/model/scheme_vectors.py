@@ -37,6 +37,7 @@ class Shaw(PositionScheme):
         "outside": ParameterSpec("clamp", "beyond k: the vectors of k or none", choices=("clamp", "zero")),
         "meets": ParameterSpec("query", "what meets the keys' vectors: queries, or keys too", choices=("query", "both")),
     }
+    has_kernel = True
     source = "arXiv 1803.02155, section 3.2"
     max_distance: int
     values: bool | str
@@ -96,6 +97,7 @@ class TransformerXL(PositionScheme):
             None, "learned vectors and biases, up to this distance, in place of sinusoids", minimum=1, optional=True
         ),
     }
+    has_kernel = True
     source = "arXiv 1901.02860, section 3.3"
     clamp_len: int | None
     max_distance: int | None = None
@@ -201,6 +203,7 @@ class Music(PositionScheme):
         "share_heads": ParameterSpec(False, "one table for all heads of a layer", choices=(False, True)),
     }
     refuses = {"bidirectional": "its table holds the past only (arXiv 1809.04281, section 3.4.1)"}
+    has_kernel = True
     source = "arXiv 1809.04281, section 3.4"
     max_distance: int
     share_heads: bool

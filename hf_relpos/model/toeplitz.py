@@ -128,7 +128,7 @@ def product_gradients(
     Returns:
         The gradient of the states.
     """
-    folded, entries = _folded(score_grad, vectors, first)
+    folded, entries = fold_to_entries(score_grad, vectors, first)
     flat = _by_head(folded, vectors)
     if total is not None:
         add_matmul(total[:, entries], flat.transpose(-1, -2), _by_head(states, vectors))
@@ -137,11 +137,11 @@ def product_gradients(
 
 def weighted(weights: torch.Tensor, vectors: torch.Tensor, first: int) -> torch.Tensor:
     """Sum vectors to `(heads, batch, rows, head_dim)`, by weights `(heads, batch, rows, distances)`."""
-    folded, entries = _folded(weights, vectors, first)
+    folded, entries = fold_to_entries(weights, vectors, first)
     return (_by_head(folded, vectors) @ vectors[:, entries]).view(*weights.shape[:-1], -1)
 
 
-def _folded(numbers: torch.Tensor, vectors: torch.Tensor, first: int) -> tuple[torch.Tensor, slice]:
+def fold_to_entries(numbers: torch.Tensor, vectors: torch.Tensor, first: int) -> tuple[torch.Tensor, slice]:
     """Sum numbers per distance to numbers per entry of a table, and return which entries these are."""
     near = reach(first, numbers.shape[-1], vectors.shape[1])
     last = numbers.shape[-1] - near.after

@@ -13,6 +13,8 @@ from transformers.modeling_utils import PreTrainedModel
 from .adaptive_softmax import AdaptiveEmbedding
 from .adaptive_softmax import embedding_width
 from .attention import RelPosAttention
+from .attention_kernels import KERNELS
+from .attention_kernels import check_kernels
 from .configuration_relpos import RelPosConfig
 from .forward_keywords import check_keywords
 from .head_losses import check_labels
@@ -95,6 +97,12 @@ class RelPosPreTrainedModel(HubCardMixin, WeightLoading, ParallelPlans, PreTrain
         if reason is not None:
             raise ValueError(f"attn_implementation='flex_attention' cannot do this scheme: {reason}; use 'sdpa' or 'eager'")
         return super()._flex_attn_can_dispatch(is_init_check)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        if requested_attention != KERNELS:
+            return super().get_correct_attn_implementation(requested_attention, is_init_check)
+        check_kernels(self.config)
+        return KERNELS
 
     @torch.no_grad()
     def attention_plan(self, length: int, cached: int = 0) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from hf_relpos import SCHEMES
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosEncoderConfig
 
-PATHS = ("auto", "blockwise", "dense", "eager")
+PATHS = ("auto", "blockwise", "dense", "eager", "triton")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"shaw, no values": ("shaw", {"values": False})}
 """Settings of a scheme that are rows of their own beside its defaults: label, scheme, parameters."""
 BASELINES = {True: "baseline, causal", False: "baseline, bidirectional"}
@@ -119,7 +119,7 @@ def own(scheme: str, causal: bool, path: str = "auto", parameters: dict[str, Any
         fields = {"position_parameters": parameters} if parameters else {}
         fields |= {"attention_path": path} if path in ("blockwise", "dense") else {}
         config = own_config(scheme, causal, sizes, length, **fields)
-        chosen = {"attn_implementation": "eager"} if path == "eager" else {}
+        chosen = {"attn_implementation": path} if path in ("eager", "triton") else {}
         return Scored(AutoModel.from_config(config, **chosen), {"use_cache": False} if causal else {})
 
     return build

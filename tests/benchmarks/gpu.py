@@ -1,7 +1,7 @@
 """All that is to be known of a GPU, by one command: `make gpu`.
 
     make gpu                                          # all parts, about 8 minutes
-    make gpu ARGS='--part correctness'                # one of correctness, speed, memory, train
+    make gpu ARGS='--part correctness'                # one of correctness, speed, memory, train, kernels
     make gpu ARGS='--device cpu --quick'              # does it run? its numbers mean nothing
 
 Every cell is written when it is measured, and taken from there afterwards: a run that was stopped goes on. Cells for which no time is
@@ -36,7 +36,7 @@ from tqdm import tqdm
 from hf_relpos import SCHEMES
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("correctness", "speed", "memory", "train")
+PARTS = ("correctness", "speed", "memory", "train", "kernels")
 LENGTHS = {False: [512, 2048, 8192, 32768], True: [128, 256]}
 CONTEXTS = {False: [4096], True: [64]}
 STEPS = {False: 60, True: 2}
@@ -133,6 +133,11 @@ def correctness(cells: Cells, given: argparse.Namespace) -> None:
     if given.device != "cpu":
         cells.measure("correctness", "tests marked gpu", marked_tests)
     wanted = [cell for cell in gpu_correctness.cells(given.quick) if given.schemes == ["all"] or cell[0] in given.schemes]
+    compare_paths(cells, given, wanted)
+
+
+def compare_paths(cells: Cells, given: argparse.Namespace, wanted: list[tuple[str, bool, str, str]]) -> None:
+    """Schemes on paths, beside plain attention in float64."""
     for scheme, causal, path, dtype in tqdm(wanted, "correctness"):
         name = f"{scheme}, {'decoder' if causal else 'encoder'}, {path}, {dtype}"
         work = (scheme, causal, path, dtype, given.device)
@@ -162,10 +167,30 @@ def steps_and_decoding(cells: Cells, given: argparse.Namespace) -> None:
 
 def memory(cells: Cells, given: argparse.Namespace) -> None:
     """Peak memory of a train step of one row, in this process: an accelerator counts what each step takes."""
-    chosen, setting = contestants_of(given), setting_of(given, "memory")
+    peaks(cells, given, contestants_of(given))
+
+
+def peaks(cells: Cells, given: argparse.Namespace, chosen: list[Any]) -> None:
+    """Peak memory of some models and their baselines."""
+    setting = setting_of(given, "memory")
     for length in LENGTHS[given.quick]:
         for one in tqdm([*baselines_of(chosen), *chosen], f"memory, {length}"):
             cells.measure("memory", f"{one.name}, {length}", lambda one=one, length=length: peak(one, setting, length))
+
+
+def kernels(cells: Cells, given: argparse.Namespace) -> None:
+    """The kernels of `attn_implementation="triton"`: equality, and rows of their own in the tables of steps and of memory."""
+    named = [
+        cell for cell in gpu_correctness.kernel_cells(given.quick) if given.schemes == ["all"] or cell[0] in given.schemes
+    ]
+    compare_paths(cells, given, named)
+    if given.device == "cpu" or not named:
+        return
+    chosen = ours([scheme for scheme, *_ in named], "native", ["triton"])
+    for length in tqdm(LENGTHS[given.quick], "steps of the kernels"):
+        work = (chosen, setting_of(given, "steps"), length)
+        cells.measure("steps", f"{length}, kernels", lambda work=work: step_times.measure(*work))
+    peaks(cells, given, chosen)
 
 
 def peak(one: Any, setting: argparse.Namespace, length: int) -> dict[str, Any]:
@@ -274,7 +299,7 @@ def main(argv: list[str] | None = None) -> int:
     if given.device == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     cells = Cells(given.output_dir, given.minutes)
-    works = {"correctness": correctness, "speed": steps_and_decoding, "memory": memory, "train": train}
+    works = {"correctness": correctness, "speed": steps_and_decoding, "memory": memory, "train": train, "kernels": kernels}
     for part in given.part:
         works[part](cells, given)
     failed = write_report(cells, given)

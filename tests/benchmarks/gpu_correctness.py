@@ -20,7 +20,10 @@ PATHS = {
     "blocks": {"attn_implementation": "sdpa", "attention_path": "auto"},
     "one bias": {"attn_implementation": "sdpa", "attention_path": "dense"},
     "flex": {"attn_implementation": "flex_attention"},
+    "kernels": {"attn_implementation": "triton"},
 }
+KERNELS = (("transformer_xl", True), ("shaw", True), ("deberta", False))
+"""Schemes and families that need all that the kernels can do: compiling them takes longer than all else."""
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 """The largest difference that is allowed, relative to the largest entry."""
 KINKS = ("cope", "fire", "dape")
@@ -42,10 +45,15 @@ def cells(quick: bool) -> Iterator[tuple[str, bool, str, str]]:
     """Every scheme, family, path and precision."""
     for causal in (True, False):
         for scheme in SCHEMES:
-            for path in PATHS if has_meaning(scheme, causal) else ():
+            for path in ("blocks", "one bias", "flex") if has_meaning(scheme, causal) else ():
                 for dtype in ("float32", "bfloat16"):
                     if not quick or (path == "blocks" and dtype == "float32"):
                         yield scheme, causal, path, dtype
+
+
+def kernel_cells(quick: bool) -> list[tuple[str, bool, str, str]]:
+    """The schemes of `KERNELS` by the kernels, in bfloat16: in float32 Triton's interpreter compared them."""
+    return [(scheme, causal, "kernels", "bfloat16") for scheme, causal in KERNELS[: 1 if quick else None]]
 
 
 def answer(

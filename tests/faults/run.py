@@ -16,7 +16,6 @@ import random
 import shutil
 import sys
 import tempfile
-import time
 import traceback
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -28,17 +27,20 @@ from typing import Any
 import datasets
 import torch
 import transformers
+from hub import Skipped
 from kinds import KINDS
-from kinds import Skipped
-from kinds import Try
-from kinds import Whole
-from kinds import run_whole
+from running import LATE
 from tqdm import tqdm
+from tries import Try
+from tries import Whole
+from tries import run_whole
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "runs" / "faults.json"
 PAGE = ROOT / "docs" / "benchmarks" / "faults.md"
 HUB = ROOT.parent / "shared" / "tools" / "hub_server.py"
+BY_HAND, TABLE = "## What the faults found", "## Every row"
+"""Headings of the page: the section between them is written by hand, and kept."""
 PRELOADED = [
     "hf_relpos",
     "hf_relpos.__main__",
@@ -58,7 +60,7 @@ PRELOADED += [
 
 def main() -> int:
     """Try the faults, write the page, and return 1 if any try failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--times", type=int, default=20, help="tries of each kind of fault with each job")
     parser.add_argument("--seed", type=int, default=0, help="of the first try")
     parser.add_argument("--only", default="", help="kinds whose name contains this")
@@ -70,11 +72,10 @@ def main() -> int:
     if not rows:
         parser.error(f"--only {given.only!r} with --job {given.job!r} is none of {', '.join(KINDS)}")
     preload()
-    began = time.monotonic()
     found = try_all(rows, range(given.seed, given.seed + given.times), given.jobs, given.hub)
     failed = [f"{kind}, {job}, seed {seed}: {what}" for (kind, job, seed), what in found.items() if what.startswith("FAILED")]
     if not (given.only or given.job):
-        PAGE.write_text(page(found, given, time.monotonic() - began), encoding="utf-8")
+        PAGE.write_text(page(found, given, written_by_hand()), encoding="utf-8")
         print(f"written: {PAGE.relative_to(ROOT)}")
     counts = Counter("failed" if what.startswith("FAILED") else what for what in found.values())
     print(f"{len(found)} tries: {dict(counts)}")
@@ -160,9 +161,16 @@ def preload() -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
 
 
-def page(found: dict[tuple[str, str, int], str], given: Any, seconds: float) -> str:
-    """Return the page of documentation."""
+def written_by_hand() -> str:
+    """Return the section of the page that says what the faults found, which no run can write."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+    return text[text.index(BY_HAND) : text.index(TABLE)] if BY_HAND in text and TABLE in text else ""
+
+
+def page(found: dict[tuple[str, str, int], str], given: Any, by_hand: str) -> str:
+    """Return the page of documentation, with the section written by hand in its middle."""
     failed = sum(what.startswith("FAILED") for what in found.values())
+    late = sum(what == LATE for what in found.values())
     skipped = {what for what in found.values() if what.startswith("skipped")}
     rows = []
     for kind, job in dict.fromkeys((kind, job) for kind, job, _ in found):
@@ -175,17 +183,19 @@ def page(found: dict[tuple[str, str, int], str], given: Any, seconds: float) -> 
     lines = [
         "# What faults do to runs",
         "",
-        f"**Conclusion: of {len(found):,} faults, {failed} failed.**",
+        f"**Conclusion: of {len(found):,} tries, {failed} failed.** In {late} of them the job had finished before the fault came.",
         "",
         "Each try lets a tiny job meet one fault, then runs the same command again. A try is good if the newest whole checkpoint is still "
         "there, and if the job ends with the bits of an undisturbed one: weights, optimizer, log and results. A fault that cannot be "
         "repaired must be refused, by one line that names the file or the value. `make faults` does it again, and "
-        "`tests/faults/kinds.py` says what each kind does.",
+        "`tests/faults/kinds.py` leads to what each kind does.",
         "",
         f"{given.times} tries of each row, seeds {given.seed} to {given.seed + given.times - 1}, measured on {date.today()} with Python "
         f"{platform.python_version()}, {versions}. Moments are drawn from the time of the job, so other runs meet other moments.",
         "",
         *(f"Not tried here ({reason.removeprefix('skipped: ')}).\n" for reason in sorted(skipped)),
+        f"{by_hand}{TABLE}",
+        "",
         "| fault | job | tries | what came of them | failed |",
         "|---|---|---|---|---|",
         *rows,
