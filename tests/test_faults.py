@@ -22,12 +22,14 @@ def test_every_kind_has_jobs_and_every_job_a_kind() -> None:
     assert len({fault for fault, _ in KINDS.values()}) == len(KINDS)
 
 
-def test_the_page_counts_tries_that_met_no_fault_and_keeps_what_was_written_by_hand(tmp_path: Path) -> None:
+def test_the_page_counts_tries_that_met_no_fault_and_keeps_what_was_written_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = importlib.util.spec_from_file_location("run_faults", HERE / "run.py")  # another folder has a run.py, too
     assert spec is not None and spec.loader is not None
     run = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(run)
-    run.PAGE = tmp_path / "faults.md"
+    monkeypatch.setattr(run, "PAGE", tmp_path / "faults.md")
     assert run.written_by_hand() == ""
     found = {
         ("SIGINT", "push", 0): LATE,
