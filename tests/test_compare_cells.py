@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ import torch
 import yaml
 
 from hf_relpos.__main__ import main
+from hf_relpos.commands import compare as compare_command
 from hf_relpos.data.probes import PROBES
 from hf_relpos.evaluation import cells as cells_module
 from hf_relpos.evaluation.cells import CellFolder
@@ -198,6 +200,30 @@ def test_a_failed_cell_is_reported_and_stops_no_other(tmp_path, capsys):
     assert r"out of \<memory\> \| really" in (tmp_path / "out" / "report.md").read_text()
     run_cells(comparison, fake)  # tried once more
     assert all(row["reason"] is None for row in result_rows(comparison))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_command_fails_if_a_cell_did(tmp_path, monkeypatch, fails):
+    """So a script does not take half a table for a whole one. The report is written all the same."""
+
+    def run(cell):
+        if fails and cell.seed == 1:
+            raise RuntimeError("no memory left")
+        return fake(cell)
+
+    monkeypatch.setattr(compare_command, "run_cells", lambda comparison: run_cells(comparison, run))
+    words = ["compare", str(write_comparison(tmp_path)), "--output_dir", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match="4 cells failed, such as .*error.json") if fails else nullcontext():
+        main(words)
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_baseline_that_is_not_run_is_named(tmp_path):
+    given = {"schemes": ["nope", "learned_absolute"], "baseline": "t5", "seeds": [0]}
+    comparison = read_comparison(write_comparison(tmp_path, {"text": TASKS["text"]}, **given), str(tmp_path / "out"))
+    run_cells(comparison, fake)
+    write_results(comparison)
+    assert "The baseline t5 is none of the schemes: only costs are" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_cell_is_claimed_once(tmp_path):

@@ -95,7 +95,7 @@ def test_a_table_of_positions_is_a_bound_and_a_rotary_model_has_none():
     for model in peers:
         report = length_report(model, TOKENIZER, DOCUMENTS, [16, 64])
         assert "loss" in report["lengths"][0]
-        assert report["lengths"][1]["not_applicable"] == "the model has learned positions up to 32 only"
+        assert report["lengths"][1]["not_applicable"] == "64 positions are needed, and the model has learned 32"
         assert report["context"][-1]["context"] == 16
     rotary = LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=16, max_position_embeddings=32))
     assert "loss" in length_report(rotary, TOKENIZER, DOCUMENTS, [16, 64])["lengths"][1]
@@ -126,7 +126,7 @@ def test_the_command_prints_tables_and_writes_json(tmp_path, capsys):
     report = json.loads((tmp_path / "lengths.json").read_text())
     assert (tmp_path / "lengths.svg").read_text().startswith("<svg")
     assert f"| 16 | {report['lengths'][0]['loss']:.4f} |" in printed
-    assert "| 64 | not applicable: the model has learned positions up to 32 only |" in printed
+    assert "| 64 | not applicable: 64 positions are needed, and the model has learned 32 |" in printed
     assert f"Effective context: {report['effective_context']} tokens" in printed
     for wrong, message in [(["--block_size", "8"], "exclude each other"), (["--tokens", "0"], "at least 1")]:
         with pytest.raises(SystemExit, match=message):

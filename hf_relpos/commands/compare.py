@@ -17,7 +17,9 @@ from typing import Any
 from tqdm import tqdm
 
 from hf_relpos.data.sources import Documents
+from hf_relpos.evaluation.cells import ERROR
 from hf_relpos.evaluation.comparison import estimate_seconds
+from hf_relpos.evaluation.comparison import failed_cells
 from hf_relpos.evaluation.comparison import format_plan
 from hf_relpos.evaluation.comparison import run_cells
 from hf_relpos.evaluation.comparison import start_others
@@ -250,6 +252,8 @@ def run_file(arguments: argparse.Namespace) -> None:
         for other in others:
             other.wait()
     print(write_results(comparison))
+    if failed := failed_cells(comparison):
+        raise ValueError(f"{len(failed)} cells failed, such as {failed[0].path / ERROR}; the same command tries them again")
 
 
 def run_choices(arguments: argparse.Namespace) -> None:

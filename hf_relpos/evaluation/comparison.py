@@ -54,6 +54,12 @@ def run_cells(comparison: Comparison, run: Run = run_cell) -> None:
                 run_claimed(folder, cell, run)
 
 
+def failed_cells(comparison: Comparison) -> list[CellFolder]:
+    """Return the folders of the cells whose last try failed."""
+    folders = (CellFolder(cells_root(comparison), cell) for cell in applicable(comparison))
+    return [folder for folder in folders if folder.error]
+
+
 def run_claimed(folder: CellFolder, cell: Cell, run: Run) -> None:
     """Run one cell, write its results or its error, and let go of it."""
     try:

@@ -79,7 +79,7 @@ def why_not(model: PreTrainedModel, length: int) -> str | None:
     """Return why a model cannot read a length, None if nothing is known to prevent it."""
     bound = learned_bound(model)
     if bound is not None and length > bound:
-        return f"the model has learned positions up to {bound} only"
+        return f"{length} positions are needed, and the model has learned {bound}"
     return None
 
 

@@ -83,6 +83,12 @@ def read_curves(comparison: Comparison) -> list[dict[str, Any]]:
     return found
 
 
+def _only_costs(comparison: Comparison) -> str:
+    """Return a sentence on baselines that were not run."""
+    absent = dict.fromkeys(name for name in comparison.baselines.values() if name not in comparison.schemes)
+    return "".join(f" The baseline {name} is none of the schemes: only costs are given relative to it." for name in absent)
+
+
 def report_parts(
     comparison: Comparison, rows: list[dict[str, Any]], costs: list[dict[str, Any]], curves: list[dict[str, Any]]
 ) -> list[Part]:
@@ -92,7 +98,7 @@ def report_parts(
         Points(tuple(conclusions(comparison, rows))),
         Text(
             f"{len(comparison.schemes)} schemes, {len(comparison.seeds)} seeds ({', '.join(map(str, comparison.seeds))}), "
-            f"{len(comparison.tasks)} tasks. {SIZES[comparison.match]}"
+            f"{len(comparison.tasks)} tasks. {SIZES[comparison.match]}{_only_costs(comparison)}"
         ),
     ]
     for task in comparison.tasks:
