@@ -148,9 +148,9 @@ def next_memory(
         counted = torch.ones_like(document, dtype=torch.bool) if document is not None else None
     else:
         # Padding may stand anywhere: valid tokens are moved to the right, in order, and the newest slots are kept.
-        order = (
-            torch.cat([torch.ones_like(valid[:, :1]).expand(-1, memory.slots), valid], 1).long().argsort(dim=1, stable=True)
-        )
+        counts = torch.cat([torch.ones_like(valid[:, :1]).expand(-1, memory.slots), valid], 1).long()
+        number = torch.arange(counts.shape[1], device=counts.device)
+        order = (counts * counts.shape[1] + number).argsort(dim=1)  # no two are equal: exporters know no stable sort
         kept = order[:, -slots:, None].expand(-1, -1, size)[:, None].expand(-1, layers, -1, -1)
         hidden, counted = stream.gather(2, kept), valid
         last = None if document is None else torch.where(valid, document, 0).amax(1, keepdim=True)

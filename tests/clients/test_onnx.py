@@ -1,6 +1,7 @@
 """ONNX in onnxruntime: programs with free sizes of every family and kind of scheme answer as the models, padding included."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from matrix import DIRECTION
 from matrix import MATRIX
 from matrix import ids_of
 
+from hf_relpos.model.configuration_relpos import RelPosDecoderConfig
+from hf_relpos.model.modeling_relpos import RelPosDecoderForCausalLM
 from hf_relpos.model.scheme_registry import scheme_class
 
 SCHEMES = [
@@ -64,6 +67,35 @@ def compare(model: Any, options: dict[str, Any], with_target: bool = False) -> N
         wanted = program(*given).numpy()
         real = np.ones(wanted.shape[:2], bool) if with_target else given[1].bool().numpy()
         np.testing.assert_allclose(found[real], wanted[real], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.clients
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.row("onnxruntime", "a model as it is, which gives its memory too", kind="decoder memory")
+@torch.no_grad()
+def test_memory_is_an_output(tmp_path: Path) -> None:
+    """As `docs/how-to/onnx.md` exports it; padding stands between tokens, too."""
+    pytest.importorskip("onnxscript")
+    import onnxruntime
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "attn_implementation": "eager"}
+    model: Any = RelPosDecoderForCausalLM(RelPosDecoderConfig(position_scheme="transformer_xl", mem_len=8, **sizes)).eval()
+    model.config.use_cache = False
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", min=2, max=64)}
+    shapes, file = {"input_ids": axes, "attention_mask": axes}, str(tmp_path / "model.onnx")
+    given = (ids_of(2, 16), torch.ones(2, 16, dtype=torch.long))
+    names = ["logits", "memory", "memory_length"]
+    torch.onnx.export(model, given, file, output_names=names, dynamic_shapes=shapes, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(file)
+    for batch, length in ((1, 40), (3, 12)):
+        ids, mask = ids_of(batch, length), torch.ones(batch, length, dtype=torch.long)
+        mask[0, [0, 1, 7]] = 0
+        logits, hidden, count = session.run(names, dict(zip(shapes, (ids.numpy(), mask.numpy()), strict=True)))
+        wanted = model(input_ids=ids, attention_mask=mask)
+        real = mask.bool().numpy()
+        np.testing.assert_allclose(logits[real], wanted.logits.numpy()[real], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(hidden, wanted.memory.hidden.numpy(), rtol=1e-3, atol=1e-4)
+        np.testing.assert_array_equal(count, wanted.memory.length.numpy())
 
 
 @pytest.mark.clients
