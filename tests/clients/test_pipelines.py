@@ -111,7 +111,8 @@ def test_feature_extraction(kind: Kind, record_property: Any) -> None:
         with pytest.raises(IndexError):
             extract(TEXTS, batch_size=size)
         record_property(
-            "says", "works one text at a time; batches end with an IndexError, for the pipeline takes the memory's rows"
+            "says",
+            "works for one or two texts at a time; larger batches end with an IndexError, for the pipeline takes row by row of a memory, which is a pair",
         )
         size = 1
     for text, found in zip(TEXTS, extract(TEXTS, batch_size=size), strict=True):

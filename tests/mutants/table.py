@@ -295,14 +295,14 @@ MUTANTS = [
     Mutant(
         "padding is remembered",
         "model/segment_memory.py",
-        ".long().argsort(dim=1, stable=True)",
-        ".long().mul(0).argsort(dim=1, stable=True)",
+        "(counts * counts.shape[1] + number).argsort(dim=1)",
+        "number.expand_as(counts)",
     ),
     Mutant(
         "remembered tokens are out of order",
         "model/segment_memory.py",
-        "argsort(dim=1, stable=True)",
-        "argsort(dim=1, stable=True).flip(1)",
+        "number).argsort(dim=1)",
+        "number).argsort(dim=1).flip(1)",
     ),
     Mutant("a reset forgets the other rows", "model/segment_memory.py", "masked_fill(rows, 0)", "masked_fill(~rows, 0)"),
     Mutant(
