@@ -99,6 +99,29 @@ def test_changed_weights(case: Case, change: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.parametrize("case", cases("decoder"))
+def test_gradients_behind_kept_tables(case: Case) -> None:
+    """A step that is differentiated reaches the weights of the scheme, though steps before it kept what they made of them."""
+    model = case.model()
+    _, cache = decode(model, ids_of(), [5, 1])
+    with torch.enable_grad():
+        states = step_of(model, cache, 6)
+    found, wanted = (_gradients(model, of) for of in states)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], **EXACT)
+
+
+def _gradients(model: Any, states: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Gradients of the position schemes' weights that the states depend on."""
+    weights = dict(model.position_schemes.named_parameters())
+    if not weights:
+        return {}
+    with torch.enable_grad():
+        gradients = torch.autograd.grad(states.square().sum(), list(weights.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(weights, gradients, strict=True) if gradient is not None}
+
+
+@pytest.mark.parametrize("case", cases("decoder"))
 def test_a_cache_that_was_emptied(case: Case) -> None:
     """A cache that begins anew forgets what was kept, even where a change of the weights leaves no trace."""
     model, ids = case.model(), ids_of()

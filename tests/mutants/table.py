@@ -216,10 +216,10 @@ MUTANTS = [
     ),
     # Tables over distances.
     Mutant(
-        "tables serve a step too many",
+        "kept tables serve other distances",
         "model/position_tables.py",
-        "positions.bounds[0] % DECODED_ALIKE",
-        "(positions.bounds[0] - 1) % DECODED_ALIKE",
+        "return low, high, self.made_for.dtype",
+        "return 0, high, self.made_for.dtype",
     ),
     Mutant(
         "kept tables outlive changed weights", "model/position_tables.py", "or not _same(entry.weights, weights)", "or False"
@@ -248,6 +248,7 @@ MUTANTS = [
         "model/position_tables.py",
         "return torch.unique(self.positions.distance, return_inverse=True)",
         "return torch.unique(self.positions.distance.abs(), return_inverse=True)",
+        ("position_ids",),
     ),
     Mutant(
         "numbers are laid out a distance off",
@@ -363,7 +364,13 @@ MUTANTS = [
         "cache=None if use_cache is False else cache, memory=memory)",
         "cache=cache, memory=memory)",
     ),
-    Mutant("layers share one memory", "model/transformer_stack.py", "memory.hidden[:, index],", "memory.hidden[:, 0],"),
+    Mutant(
+        "layers share one memory",
+        "model/transformer_stack.py",
+        "memory.hidden[:, index],",
+        "memory.hidden[:, 0],",
+        ("memory",),
+    ),
     Mutant(
         "what is remembered is not normalised",
         "model/transformer_layer.py",
@@ -435,6 +442,7 @@ MUTANTS = [
         "model/scheme_bias.py",
         "return 1.0 if self.scale_scores else self.head_dim**-0.5",
         "return 1.0",
+        ("combined",),
     ),
     Mutant(
         "ALiBi rewards distance",
