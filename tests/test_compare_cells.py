@@ -96,7 +96,9 @@ def test_a_comparison_gives_one_row_for_each_number(whole):
     }
     bits = {(row["scheme"], row["length"]): row for row in rows if row["metric"] == "bits_per_byte" and row["seed"] == 0}
     assert 0 < bits["nope", 32]["value"] < 12 and bits["nope", 32]["reason"] is None
-    assert bits["learned_absolute", 32]["value"] is None and "32 positions are needed" in bits["learned_absolute", 32]["reason"]
+    assert (
+        bits["learned_absolute", 32]["value"] is None and "32 positions are needed" in bits["learned_absolute", 32]["reason"]
+    )
     costs = pq.read_table(whole / "out" / "cost.parquet").to_pylist()
     assert len(costs) == 8 and all(
         row["flops"] > 0 and row["peak_memory"] > 0 and row["ratio_to_baseline"] > 0 for row in costs
