@@ -11,7 +11,7 @@ from hf_relpos.data.labelled import SPLITS
 from hf_relpos.data.labelled import TREEBANK_COLUMNS
 from hf_relpos.data.labelled import checksum
 from hf_relpos.data.labelled import conllu_sentences
-from hf_relpos.data.readers import BadFile
+from hf_relpos.data.opening import BadFile
 from hf_relpos.data.readers import read_file
 
 

@@ -5,47 +5,29 @@ encoding it has by its first bytes. A cell of a table is the text that stands th
 for a number.
 """
 
-import bz2
-import codecs
 import csv
-import gzip
-import io
 import json
 import lzma
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from typing import BinaryIO
 from typing import NamedTuple
 from typing import TextIO
-from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hf_relpos.data.opening import BadFile
+from hf_relpos.data.opening import open_bytes
+from hf_relpos.data.opening import open_text
+from hf_relpos.data.opening import seekable
+
 # Characters of a longer document that are handled at a time.
 PIECE = 1 << 20
-COMPRESSED: dict[bytes, tuple[str, Callable[[Path], Any]]] = {
-    b"\x1f\x8b": ("gzip", gzip.open),
-    b"BZh": ("bzip2", bz2.open),
-    b"\xfd7zXZ\0": ("xz", lzma.open),
-    b"\x28\xb5\x2f\xfd": ("zstd", lambda path: pa.input_stream(str(path), compression="zstd")),
-    b"\x04\x22\x4d\x18": ("lz4", lambda path: pa.input_stream(str(path), compression="lz4")),
-}
-ARCHIVES = {b"PK\x03\x04": "zip", b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar", b"\x1f\x9d": "compress"}
 TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 COMPRESSED_NAMES = {".gz", ".bz2", ".xz", ".zst", ".zstd", ".lz4"}
-# The longer ones first: the mark of UTF-32 begins like that of UTF-16.
-BYTE_ORDER_MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 
 
 class Piece(NamedTuple):
@@ -53,10 +35,6 @@ class Piece(NamedTuple):
 
     text: str | None
     continues: bool = False
-
-
-class BadFile(ValueError):
-    """A file that cannot be read as text; its message names it."""
 
 
 def read_file(path: Path, column: str, whole_numbers: bool = False) -> Iterator[Piece]:
@@ -97,27 +75,6 @@ def file_kind(path: Path) -> str:
     return SUFFIXES.get(suffixes[-1], "text") if suffixes else "text"
 
 
-def _open_bytes(path: Path) -> BinaryIO:
-    """Open a file, decompressed if its first bytes say that it is compressed."""
-    with path.open("rb") as file:
-        head = file.read(8)
-    for magic, archive in ARCHIVES.items():
-        if head.startswith(magic):
-            raise BadFile(f"{path} is a binary file: an archive of type {archive}; unpack it first")
-    opener = next(
-        (opener for magic, (_, opener) in COMPRESSED.items() if head.startswith(magic)), lambda path: path.open("rb")
-    )
-    return cast(BinaryIO, opener(path))
-
-
-def _open_text(path: Path, newline: str | None = None) -> TextIO:
-    """Open a file as Unicode text, without its byte order mark."""
-    buffered = io.BufferedReader(cast(Any, _open_bytes(path)))
-    head = buffered.peek(4)
-    encoding = next((name for mark, name in BYTE_ORDER_MARKS.items() if head.startswith(mark)), "utf-8-sig")
-    return io.TextIOWrapper(buffered, encoding, newline=newline)
-
-
 def _not_unicode(path: Path, error: UnicodeDecodeError) -> str:
     byte = error.object[error.start]
     return (
@@ -128,7 +85,7 @@ def _not_unicode(path: Path, error: UnicodeDecodeError) -> str:
 
 def _read_text(path: Path) -> Iterator[Piece]:
     """Read a text file as one document, in pieces if it is long; a carriage return ends a line as a line feed does."""
-    with _open_text(path) as file:
+    with open_text(path) as file:
         rest, continues = "", False
         while part := file.read(PIECE):
             if "\0" in part:
@@ -192,7 +149,7 @@ def _rows_of_json(path: Path, column: str) -> Iterator[tuple[str, Any]]:
     """Yield the objects of a JSON file and where they stand."""
     number = 0
     try:
-        with _open_text(path) as file:
+        with open_text(path) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     row = json.loads(line)
@@ -213,7 +170,7 @@ def _is_whole(value: Any, column: str) -> bool:
 
 
 def _list_of_json(path: Path, column: str) -> list[Any]:
-    with _open_text(path) as file:
+    with open_text(path) as file:
         value = json.load(file)
     if isinstance(value, list):
         return value
@@ -230,7 +187,7 @@ def _lists_in(value: dict[str, Any]) -> list[list[Any]]:
 def _read_csv(path: Path, column: str, _: bool, delimiter: str = ",") -> Iterator[str | None]:
     """Read a table of comma separated values; a cell is text, whatever it says, also a number."""
     csv.field_size_limit(sys.maxsize)  # a document may be longer than the 128 KiB that a cell may have by default
-    with _open_text(path, newline="") as file:
+    with open_text(path, newline="") as file:
         rows = csv.reader(_without_nul(path, file), delimiter=delimiter, strict=True)
         names = next(rows, [])
         if column not in names:
@@ -255,7 +212,7 @@ def _read_tsv(path: Path, column: str, whole_numbers: bool) -> Iterator[str | No
 
 
 def _read_parquet(path: Path, column: str, whole_numbers: bool) -> Iterator[Piece]:
-    with _open_bytes(path) as source, _seekable(source) as whole, pq.ParquetFile(whole) as file:
+    with open_bytes(path) as source, seekable(source) as whole, pq.ParquetFile(whole) as file:
         schema = file.schema_arrow
         if column not in schema.names:
             _refuse_column(path, column, schema.names)
@@ -267,15 +224,6 @@ def _read_parquet(path: Path, column: str, whole_numbers: bool) -> Iterator[Piec
         for batch in file.iter_batches(batch_size=256, columns=[column]):
             for cell in batch.column(0).to_pylist():
                 yield from _pieces(cell if cell is None else str(cell))
-
-
-def _seekable(source: BinaryIO) -> BinaryIO:
-    """Return a file that can be read from any place: a copy on the disk where the decompressed one cannot."""
-    if source.seekable():
-        return source
-    whole = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
-    shutil.copyfileobj(source, whole)
-    return cast(BinaryIO, whole)
 
 
 def _refuse_column(path: Path, column: str, columns: list[str]) -> None:

@@ -30,8 +30,8 @@ from hf_relpos.data.files import file_sha256
 from hf_relpos.data.files import find_files
 from hf_relpos.data.files import shared_files
 from hf_relpos.data.hold_out import hold_out
+from hf_relpos.data.opening import BadFile
 from hf_relpos.data.readers import PIECE
-from hf_relpos.data.readers import BadFile
 from hf_relpos.data.readers import Piece
 from hf_relpos.data.readers import file_kind
 from hf_relpos.data.readers import read_file
