@@ -1,12 +1,5 @@
 """Lanes from a stream: those of a table of the same order, token for token, and a run goes on where it was stopped."""
 
-import bz2
-import gzip
-import io
-import json
-import lzma
-
-import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset
@@ -18,16 +11,11 @@ from segments import make_table
 from segments import make_trainer
 from torch.utils.data import IterableDataset
 
-from hf_relpos.data import sources
-from hf_relpos.data.file_streams import stream_files
 from hf_relpos.data.lanes import LaneView
 from hf_relpos.data.packing import cut_blocks
-from hf_relpos.data.sources import load_documents
 from hf_relpos.data.stream_lanes import LANE_STATE
 from hf_relpos.data.stream_lanes import StreamLanes
 from hf_relpos.data.tokenizers import build_byte_tokenizer
-from hf_relpos.training.arguments import DataArguments
-from hf_relpos.training.run import prepare
 
 TEXT = make_table(make_documents(9, 200, 70, 300))  # 72 blocks: 9 steps in 8 lanes
 LANES = 8
@@ -186,99 +174,14 @@ def test_a_text_that_begins_anew(tmp_path):
     assert len(anew.ids) == 4 and anew.ids[0][0] == [1] * 4
 
 
-# Local files
-
-
-def test_files_are_streamed_and_their_beginnings_set_apart(tmp_path):
-    rows = [f"document {number}: é\n" * 9 for number in range(40)]
-    (tmp_path / "a.txt").write_text("".join(rows), encoding="utf-8")
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps({"text": row}) + "\n" for row in rows).encode()))
-    Dataset.from_dict({"text": rows}).to_parquet(str(tmp_path / "c.parquet"))
-    data = {"train_file": [str(tmp_path)], "streaming": True, "validation_split_percentage": 20}
-    found = load_documents(DataArguments(**data))
-    assert found.train.num_shards == 3
-    held, train = [row["text"] for row in found.validation], [row["text"] for row in found.train]
-    assert len(held) >= 3 and sum(map(len, held)) < sum(map(len, train))
-    for shard, text in enumerate(["".join(rows)] * 3):  # nothing is lost, nothing stands in both
-        inside = "".join(row["text"] for row in found.train.shard(3, shard))
-        assert text.endswith(inside) and text[: len(text) - len(inside)] in "".join(held)
-    assert sum(map(len, held + train)) == 3 * len("".join(rows))
-    (tmp_path / "b.jsonl.gz").write_bytes(b"\x1f\x8b not whole")
-    with pytest.raises(ValueError, match="b.jsonl.gz cannot be read as json"):
-        load_documents(DataArguments(**data))
-    names = {"train_file": [str(tmp_path / "b.jsonl.gz")], "validation_file": [str(tmp_path / "a.txt")]}
-    broken = load_documents(DataArguments(**names, streaming=True))
-    with pytest.raises(ValueError, match="b.jsonl.gz cannot be read as json"):
-        list(broken.train)
-
-
-PACKED = [None, gzip.compress, lzma.compress, bz2.compress, "zstd"]
-
-
-@pytest.mark.parametrize("packed", PACKED, ids=["plain", "gz", "xz", "bz2", "zst"])
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "parquet"])
-def test_every_kind_of_file_is_streamed_compressed_or_not(tmp_path, kind, packed):
-    rows = Dataset.from_dict({"text": [f"document {number}, é\n" for number in range(30)]})
-    path, plain = tmp_path / f"a.{kind}", io.BytesIO()
-    if kind == "txt":
-        plain.write("".join(rows["text"]).encode())
-    else:
-        {"jsonl": rows.to_json, "csv": rows.to_csv, "parquet": rows.to_parquet}[kind](plain)
-    if packed == "zstd":
-        with pa.output_stream(str(path), compression="zstd") as file:
-            file.write(plain.getvalue())
-    else:
-        path.write_bytes(packed(plain.getvalue()) if callable(packed) else plain.getvalue())
-    stream, held = stream_files([str(path)], "text")
-    assert held is None and stream.num_shards == 1
-    assert "".join(row["text"] for row in stream) == "".join(rows["text"])
-
-
-def test_what_is_set_apart_of_a_stream_is_left_out_of_every_share_of_its_shards(monkeypatch):
-    monkeypatch.setattr(sources, "STREAMED_EVALUATION", 5)
-    texts = [f"text {number}" for number in range(20)]
-    train, held = sources._hold_out(Dataset.from_dict({"text": texts}).to_iterable_dataset(num_shards=4), 5)
-    assert held["text"][:] == texts[:5]
-    assert [row["text"] for lane in range(4) for row in train.shard(4, lane)] == texts[5:]
-
-
-def test_streamed_files_train_with_memory(tmp_path):
-    for number in range(4):
-        (tmp_path / f"{number}.txt").write_text(f"text {number} of several\n" * 40)
-    argv = [
-        "--train_file",
-        str(tmp_path / "*.txt"),
-        "--streaming",
-        "true",
-        "--block_size",
-        "16",
-        "--mem_len",
-        "8",
-        "--max_steps",
-        "3",
-    ]
-    argv += [
-        "--config_overrides",
-        "hidden_size=16,num_hidden_layers=1,num_attention_heads=2",
-        "--per_device_train_batch_size",
-        "4",
-    ]
-    argv += ["--output_dir", str(tmp_path / "run"), "--report_to", "none", "--use_cpu", "true"]
-    job = prepare(argv)
-    lanes = job.trainer._train_lanes()
-    assert (lanes.shards, lanes.rows, lanes.block_size) == (4, 4, 16)
-    assert bytes(lanes[6]["input_ids"].tolist()).decode() in "text 2 of several\n" * 40
-    assert job.trainer.train().global_step == 3 and job.trainer.evaluate()["eval_tokens"] > 100
-
-
 # Refusals
 
 
 @pytest.mark.parametrize(
     ("stream", "fields", "reason"),
     [
-        (stream_of(TEXT, 3), {}, "IterableDataset of 3 shards cannot fill 8 lanes: each reads shards of its own"),
-        (iter(TEXT), {}, "a generator has no lanes"),
+        (stream_of(TEXT, 3), {}, "the IterableDataset has 3 shards, too few for 8 lanes: each reads shards of its own"),
+        (iter(TEXT), {}, "the generator has no lanes"),
         (Numbers(*[4] * LANES), {"max_steps": -1}, "max_steps has to be specified"),
         (stream_of_documents([[]] * LANES, LANES), {}, "first row of the stream has no tokens"),
     ],
@@ -319,7 +222,7 @@ def test_a_share_without_a_block_and_rows_that_are_none_are_named(tmp_path, stre
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        (Numbers(*[4] * LANES), None, "a Numbers cannot go on from .*checkpoint-2: it has no state_dict"),
+        (Numbers(*[4] * LANES), None, "the Numbers cannot go on from .*checkpoint-2: it has no state_dict"),
         (stream_of(TEXT).map(dict).shuffle(seed=0, buffer_size=3), None, "its state_dict leads to another row than before"),
         (stream_of(TEXT), stream_of(TEXT.shuffle(seed=3)), "its state_dict leads to another row than before"),
         (stream_of(TEXT), stream_of(TEXT, 16), "was reading a text with shards 8 instead of 16"),

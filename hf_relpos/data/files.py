@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from pathlib import Path
 
+# Bytes at each end of a file that tell it from another one, where files are too large to be read before training.
+ENDS = 1 << 16
+
 
 def find_files(names: Sequence[str]) -> tuple[list[Path], Counter[str]]:
     """Find the files that names stand for, following links.
@@ -45,6 +48,19 @@ def file_sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def describe_files(paths: Sequence[Path]) -> dict[str, int | str]:
+    """Return the number of files, their bytes, and the SHA-256 of each one's size and ends: a file that grew is another one."""
+    digest, total = hashlib.sha256(), 0
+    for path in paths:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            digest.update(size.to_bytes(8, "big") + file.read(ENDS))
+            file.seek(max(0, size - ENDS))
+            digest.update(file.read(ENDS))
+        total += size
+    return {"files": len(paths), "bytes": total, "sha256": digest.hexdigest()}
 
 
 def shared_files(first: Sequence[str], second: Sequence[str]) -> list[Path]:

@@ -36,7 +36,7 @@ class LaneView(Dataset):
 
     def __init__(self, blocks: Any, rows: int) -> None:
         if isinstance(blocks, IterableDataset) or not (hasattr(blocks, "__getitem__") and hasattr(blocks, "__len__")):
-            raise ValueError(f"a {type(blocks).__name__} has no lanes: its blocks cannot be addressed by number")
+            raise ValueError(f"the {type(blocks).__name__} has no lanes: its blocks cannot be addressed by number")
         if rows < 1 or len(blocks) < rows:
             raise ValueError(f"{len(blocks)} blocks cannot fill {rows} lanes: a lane needs a block at least")
         self.blocks, self.rows, self.steps = blocks, rows, len(blocks) // rows

@@ -226,6 +226,12 @@ def _read_parquet(path: Path, column: str, whole_numbers: bool) -> Iterator[Piec
                 yield from _pieces(cell if cell is None else str(cell))
 
 
+def parquet_rows(path: Path) -> int:
+    """Return the number of rows of a Parquet file, which may be compressed once more."""
+    with open_bytes(path) as source, seekable(source) as whole, pq.ParquetFile(whole) as file:
+        return file.metadata.num_rows
+
+
 def _refuse_column(path: Path, column: str, columns: list[str]) -> None:
     raise BadFile(f"{path} has no column {column!r}; text_column may be one of {columns}")
 

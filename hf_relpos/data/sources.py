@@ -25,7 +25,9 @@ from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
 from tqdm.auto import tqdm
 
+from hf_relpos.data.file_streams import NAMED
 from hf_relpos.data.file_streams import stream_files
+from hf_relpos.data.files import describe_files
 from hf_relpos.data.files import file_sha256
 from hf_relpos.data.files import find_files
 from hf_relpos.data.files import shared_files
@@ -47,8 +49,6 @@ SPLITS = ("train", "validation", "test")
 # Documents of a stream that are taken for evaluation.
 STREAMED_EVALUATION = 1000
 DOCUMENTS = pa.schema({"text": pa.string(), "continues": pa.bool_()})
-# Files that one message names.
-NAMED = 5
 
 
 @dataclass
@@ -60,12 +60,14 @@ class Documents:
 
     Attributes:
         left_out: by split, what was left out for which reason, and how often.
+        streamed: the local files that training text is streamed from.
     """
 
     train: Dataset | IterableDataset | None = None
     validation: Dataset | None = None
     test: Dataset | None = None
     left_out: dict[str, dict[str, int]] = field(default_factory=dict)
+    streamed: list[Path] = field(default_factory=list)
 
 
 def load_documents(arguments: DataArguments) -> Documents:
@@ -112,11 +114,13 @@ def describe_documents(documents: Dataset) -> dict[str, int | str]:
 
 
 def describe_text(documents: Documents) -> dict[str, dict[str, Any]]:
-    """Describe the documents of each split that is not streamed, with what was left out of it and what stands in training, too.
+    """Describe the documents of each split, with what was left out of it and what stands in training, too; of a stream, its files.
 
-    Both are also logged as warnings.
+    What was left out and what stands in training is also logged as a warning.
     """
     found: dict[str, dict[str, Any]] = {}
+    if documents.streamed and isinstance(documents.train, IterableDataset):
+        found["train"] = describe_files(documents.streamed)
     for split in SPLITS:
         rows = getattr(documents, split)
         if isinstance(rows, Dataset):
@@ -180,7 +184,8 @@ def _stream_splits(files: dict[str, list[str]], arguments: DataArguments) -> Doc
     found = _read_splits({split: names for split, names in files.items() if split != "train"}, arguments.text_column)
     if "train" in files:
         percentage = None if found.validation is not None else arguments.validation_split_percentage
-        found.train, held = stream_files(files["train"], arguments.text_column, percentage)
+        found.streamed = find_files(files["train"])[0]
+        found.train, held = stream_files(found.streamed, arguments.text_column, percentage)
         found.validation = held if held is not None else found.validation
     return found
 

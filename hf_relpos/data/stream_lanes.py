@@ -11,6 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import datasets
@@ -23,6 +24,7 @@ from hf_relpos.data.lanes import to_columns
 from hf_relpos.data.packing import IGNORED
 
 logger = logging.getLogger(__name__)
+warn_once = cache(logger.warning)
 
 # Column in which a block carries the state of its lane; it rides with the data, which are read ahead of the training.
 LANE_STATE = "lane_state"
@@ -66,7 +68,7 @@ class StreamLanes(Dataset):
             raise ValueError("the length of a stream is not known: set max_steps to the number of steps to train")
         if self.shards < rows:
             raise ValueError(
-                f"a {type(stream).__name__} of {self.shards} shards cannot fill {rows} lanes: each reads shards of its own. Divide "
+                f"the {type(stream).__name__} has {self.shards} shards, too few for {rows} lanes: each reads shards of its own. Divide "
                 f"the data into {rows} files or more (`reshard()` divides parquet), or take fewer lanes: a smaller batch, fewer "
                 "accumulated batches, processes or lane_groups"
             )
@@ -142,6 +144,10 @@ class _Lane:
                     "or divide the text into shards of about the same size"
                 )
             logger.info("%s has read its share (%d blocks) and begins it again", self.name, self._passed)
+            warn_once(
+                "a lane has read its share of the stream and begins it again, maybe while others still read theirs: what stands in "
+                "short shares is then trained on more often. Shards of about the same size avoid that"
+            )
             self._begin(self._beginning)
             return self.read()
         block = add_targets(self._next_tokens(size + 1), IGNORED if self.end is None else self.end)

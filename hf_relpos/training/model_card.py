@@ -164,7 +164,8 @@ def _text(text: dict[str, Any]) -> str:
     lines = [f"Source: {plain(text['source'])}.", "", "| split | documents | bytes | SHA-256 |", "|---|---:|---:|---|"]
     splits = {split: found for split, found in text.items() if split != "source"}
     for split, found in splits.items():
-        lines.append(f"| {split} | {found['documents']:,} | {found['bytes']:,} | `{found['sha256']}` |")
+        count = f"{found['documents']:,}" if "documents" in found else f"in {found['files']:,} files, streamed"
+        lines.append(f"| {split} | {count} | {found['bytes']:,} | `{found['sha256']}` |")
     for split, found in splits.items():
         if left_out := found.get("left_out"):
             lines += ["", f"Left out of the {split} text: {', '.join(f'{count:,} {why}' for why, count in left_out.items())}."]

@@ -149,7 +149,7 @@ def prepare(argv: list[str]) -> Job:
     if args.process_index == 0:
         check_output_dir(args, record)
 
-    tokenizer = choose_tokenizer(arguments, data, documents)
+    tokenizer = choose_tokenizer(arguments, data, documents, checkpoint)
     set_seed(args.seed)
     model = build_model(arguments, config, tokenizer)
     with args.main_process_first(desc="tokenizing"):

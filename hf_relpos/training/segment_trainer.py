@@ -191,7 +191,7 @@ class SegmentTrainer(CheckedTrainer):
             return {}
         if tell(self.train_dataset) is None:
             raise ValueError(
-                f"a {type(self.train_dataset).__name__} cannot go on from {checkpoint}: it has no state_dict and load_state_dict. "
+                f"the {type(self.train_dataset).__name__} cannot go on from {checkpoint}: it has no state_dict and load_state_dict. "
                 "ignore_data_skip=True begins the text anew"
             )
         return load_lane_states(checkpoint, self._reading())

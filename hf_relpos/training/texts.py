@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from typing import NamedTuple
 from typing import cast
@@ -62,9 +63,19 @@ def needed_documents(data: DataArguments, args: RunArguments) -> Documents:
     )
 
 
-def choose_tokenizer(arguments: ModelArguments, data: DataArguments, documents: Documents) -> PreTrainedTokenizerBase:
-    """Load the tokenizer: a trained model keeps its own, unless another one is named that is not to be built here."""
+def choose_tokenizer(
+    arguments: ModelArguments, data: DataArguments, documents: Documents, checkpoint: str | None = None
+) -> PreTrainedTokenizerBase:
+    """Load the tokenizer: a trained model keeps its own, unless another one is named that is not to be built here.
+
+    Args:
+        arguments, data: name the model and the tokenizer.
+        documents: the text that a BPE is learned from.
+        checkpoint: where the run goes on from; a BPE that was learned stands there.
+    """
     name = data.tokenizer_name or "byte"
+    if name == "bpe" and checkpoint and Path(checkpoint, "tokenizer.json").is_file():
+        name = checkpoint
     if arguments.model_name_or_path and name in ("byte", "bpe"):
         name = arguments.model_name_or_path
     train: Any = documents.train or ()
