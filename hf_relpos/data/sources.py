@@ -174,9 +174,13 @@ def load_text(path: str | Path) -> list[str]:
 
 
 def _read_splits(files: dict[str, list[str]], text_column: str) -> Documents:
-    found = {split: _read_files(names, text_column) for split, names in files.items()}
-    left_out = {split: reasons for split, (_, reasons) in found.items() if reasons}
-    return Documents(**{split: rows for split, (rows, _) in found.items()}, left_out=left_out)
+    found = Documents()
+    for split, names in files.items():
+        rows, left_out = _read_files(names, text_column)
+        setattr(found, split, rows)
+        if left_out:
+            found.left_out[split] = left_out
+    return found
 
 
 def _stream_splits(files: dict[str, list[str]], arguments: DataArguments) -> Documents:
