@@ -57,6 +57,12 @@ def test_a_lane_begins_without_memory_and_documents_keep_their_marks():
     assert all(not any(marks[item]) for item in range(3, 8))
 
 
+def test_no_target_crosses_the_end_of_a_document():
+    rows = [{"input_ids": [0, 1, 2, 3], "reset_mask": [1, 0, 0, 1]}, {"input_ids": [4, 5, 6, 7], "reset_mask": [0, 0, 1, 0]}]
+    view = LaneView(rows, rows=1)
+    assert [view[item]["shift_labels"].tolist() for item in range(2)] == [[1, 2, IGNORED, 4], [5, IGNORED, 7, IGNORED]]
+
+
 @pytest.mark.parametrize("as_tensors", [True, False])
 def test_a_table_of_input_ids_is_completed_and_not_changed(as_tensors):
     rows = [{"input_ids": [4 * row, 4 * row + 1, 4 * row + 2, 4 * row + 3], "text": "x"} for row in range(6)]

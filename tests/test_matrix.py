@@ -96,6 +96,11 @@ def test_reference_position_ids(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", cases())
+def test_reference_without_dropout_in_evaluation(case: Case) -> None:
+    assert_like_reference(case.model(hidden_dropout=0.5, attention_dropout=0.5), ONE_ROW)
+
+
+@pytest.mark.parametrize("case", cases())
 def test_positions_given_as_counted(case: Case) -> None:
     """Numbers that count the tokens change nothing, whichever path they take."""
     model, ids = case.model(), ids_of()

@@ -66,6 +66,15 @@ def test_position_tables_have_a_rate_of_their_own() -> None:
     assert len(rates) == len(list(model.parameters()))
 
 
+@pytest.mark.parametrize("muon", [None, 0.02])
+def test_weight_decay_holds_for_matrices_only(muon: float | None) -> None:
+    model = small_model()
+    optimizer = OptimizerFactory()(model, learning_rate=1e-3, muon_learning_rate=muon, weight_decay=0.1)
+    decay = {id(parameter): group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+    assert {decay[id(p)] for p in model.parameters() if p.dim() == 1} == {0.0}
+    assert decay[id(model.model.embed_tokens.weight)] == decay[id(model.model.layers[0].attention.q_proj.weight)] == 0.1
+
+
 def test_position_tables_may_stay_as_they_are() -> None:
     optimizer = OptimizerFactory()(small_model(), learning_rate=1e-3, position_learning_rate=0.0)
     assert 0.0 in [group["lr"] for group in optimizer.param_groups]

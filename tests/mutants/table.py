@@ -25,7 +25,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "model/running_sums.py": ("gates", "matrix", "decoding"),
     "model/scheme_terms.py": ("matrix", "blockwise", "decoding"),
     "model/scheme_vectors.py": ("matrix", "schemes", "parity_xlnet", "parity_schemes", "gates"),
-    "model/scheme_rotary.py": ("matrix", "schemes", "parity", "gates"),
+    "model/scheme_rotary.py": ("matrix", "schemes", "parity", "parity_schemes", "gates"),
     "model/attention.py": ("matrix", "decoding", "backends", "gates"),
     "model/attention_backends.py": ("backends", "matrix", "heads", "precision", "gates"),
     "model/transformer_layer.py": ("matrix", "memory", "parity", "heads", "parity_encoder"),
@@ -478,8 +478,20 @@ MUTANTS = [
         "back = -distances.values.to(distances.dtype)",
         "back = distances.values.to(distances.dtype)",
     ),
-    Mutant("a learned bias is not initialised", "model/scheme_bias.py", "init.zeros_(self.bias)", "init.ones_(self.bias)"),
-    Mutant("T5's bias begins at zero", "model/scheme_bias.py", "init.normal_(self.bias, std=std)", "init.zeros_(self.bias)"),
+    Mutant(
+        "a learned bias is not initialised",
+        "model/scheme_bias.py",
+        "init.zeros_(self.bias)",
+        "init.ones_(self.bias)",
+        ("initial_weights",),
+    ),
+    Mutant(
+        "T5's bias begins at zero",
+        "model/scheme_bias.py",
+        "init.normal_(self.bias, std=std)",
+        "init.zeros_(self.bias)",
+        ("initial_weights",),
+    ),
     Mutant("KERPLE begins elsewhere", "model/scheme_bias.py", "uniform_(0.01, 0.99)", "uniform_(0.01, 0.02)"),
     Mutant(
         "a combination has the rotary part's scale",
@@ -494,10 +506,10 @@ MUTANTS = [
         "return key",
     ),
     Mutant(
-        "DeBERTa's bucket borders are one off",
+        "DeBERTa's wide buckets are rounded down",
         "model/scheme_deberta.py",
-        "distance.abs() <= exact, distance,",
-        "distance.abs() < exact, distance,",
+        "exact + torch.ceil(",
+        "exact + torch.floor(",
     ),
     Mutant(
         "DeBERTa's two sides are swapped",
@@ -524,6 +536,7 @@ MUTANTS = [
         "model/scheme_deberta.py",
         "init.normal_(self.table, std=std)",
         "init.zeros_(self.table)",
+        ("initial_weights",),
     ),
     Mutant(
         "CoPE counts from the far end",
@@ -567,6 +580,7 @@ MUTANTS = [
         "model/scheme_dense.py",
         "for weight, inputs in ((self.hidden_weight, 1), (self.hidden_bias, 1), (self.output_weight, self.width)):\n            init.uniform_(weight, -(inputs**-0.5), inputs**-0.5)",
         "for weight in (self.hidden_weight, self.hidden_bias, self.output_weight):\n            init.zeros_(weight)",
+        ("initial_weights",),
     ),
     Mutant(
         "DAPE forgets its prior",
@@ -586,7 +600,9 @@ MUTANTS = [
         "return -softplus(self.project(context))",
         "return softplus(self.project(context))",
     ),
-    Mutant("FoX starts open", "model/scheme_gates.py", "bias_init: float = 0.0", "bias_init: float = 2.0"),
+    Mutant(
+        "FoX starts open", "model/scheme_gates.py", "bias_init: float = 0.0", "bias_init: float = 2.0", ("initial_weights",)
+    ),
     Mutant(
         "times of decay run the other way",
         "model/scheme_gates.py",
@@ -604,10 +620,10 @@ MUTANTS = [
         "half precision keeps one part of a gate", "model/running_sums.py", "return 3 if dtype.itemsize < 4 else 1", "return 1"
     ),
     Mutant(
-        "a query's own gate is left out",
+        "a key's own gate counts twice",
         "model/running_sums.py",
-        "return sums.index_select(-1, own)",
-        "return sums.index_select(-1, (own - 1).clamp(min=0))",
+        "return gates.clamp(min=FORGOTTEN).to(wide).cumsum(-1)",
+        "return gates.clamp(min=FORGOTTEN).to(wide).cumsum(-1) + gates",
     ),
     Mutant(
         "dense terms add sums the wrong way",
@@ -652,7 +668,11 @@ MUTANTS = [
         'if self.outside != "clamp" else pad',
     ),
     Mutant(
-        "Shaw's tables are not initialised", "model/scheme_vectors.py", "init.xavier_uniform_(table)", "init.zeros_(table)"
+        "Shaw's tables are not initialised",
+        "model/scheme_vectors.py",
+        "init.xavier_uniform_(table)",
+        "init.zeros_(table)",
+        ("initial_weights",),
     ),
     Mutant(
         "Transformer-XL's table drops out in evaluation",
@@ -678,6 +698,7 @@ MUTANTS = [
         "model/scheme_vectors.py",
         "init.normal_(learned, std=std)",
         "init.zeros_(learned)",
+        ("initial_weights",),
     ),
     Mutant(
         "XLNet's segments are swapped", "model/scheme_vectors.py", "met[..., :1], met[..., 1:])", "met[..., 1:], met[..., :1])"
@@ -701,10 +722,10 @@ MUTANTS = [
         "if not interleaved else rotated.chunk(2, -1)",
     ),
     Mutant(
-        "keys are turned by the queries' angles",
+        "keys of a memory begin at zero",
         "model/scheme_rotary.py",
-        "return rotate(key, prepared[1], self.interleaved)",
-        "return rotate(key, (prepared[0][0][:, : key.shape[2]], prepared[0][1][:, : key.shape[2]]), self.interleaved) if prepared[0][0].shape[1] >= key.shape[2] else rotate(key, prepared[1], self.interleaved)",
+        "angles = (place[..., None].to(positions.dtype) * inv_freq for place in (positions.query, positions.fresh_key))",
+        "angles = (place[..., None].to(positions.dtype) * inv_freq for place in (positions.query, positions.fresh_key - positions.fresh_key[:, :1]))",
         ("memory",),
     ),
     Mutant(
@@ -780,14 +801,19 @@ MUTANTS = [
         "output if added is None else output + added",
         "output if True else output + added",
     ),
-    Mutant("softmax runs in half precision", "model/attention_backends.py", "dim=-1, dtype=wide)", "dim=-1)"),
     Mutant(
         "the residual is normalised before it is added",
         "model/transformer_layer.py",
         "return total if self.pre_norm else norm(total)",
         "return total if self.pre_norm else residual + norm(added)",
     ),
-    Mutant("output projections begin large", "model/transformer_layer.py", "(len(outputs) * num_layers) ** -0.5", "1.0"),
+    Mutant(
+        "output projections begin large",
+        "model/transformer_layer.py",
+        "(len(outputs) * num_layers) ** -0.5",
+        "1.0",
+        ("initial_weights",),
+    ),
     Mutant(
         "the gate of the feed-forward layer is left out",
         "model/transformer_layer.py",
@@ -864,10 +890,10 @@ MUTANTS = [
         "total.key.add_(gradient)",
     ),
     Mutant(
-        "gradients of FIRE's factors come from one head",
+        "gradients of FIRE's queries come from the last heads",
         "model/blockwise_backward.py",
-        "self.sums.distance[block.heads] +=",
-        "self.sums.distance[block.heads] =",
+        "self.sums.query.add_(",
+        "self.sums.query.copy_(",
     ),
     Mutant("half precision leaves a remainder", "model/blockwise_backward.py", "if not exact:", "if False:"),
     Mutant(
@@ -924,7 +950,7 @@ MUTANTS = [
         "if any(label < 0 or self.labels.count(label) > 1 for label in met):",
         "if False:",
     ),
-    Mutant("sums' gradients reach the wrong queries", "model/blockwise_sums.py", "+= of_rows.flip(-1)", "+= of_rows"),
+    Mutant("what rounding left in a row stays", "model/blockwise_sums.py", "+= of_rows.flip(-1)", "+= 0 * of_rows"),
     Mutant("sums' gradients leave out the keys", "model/blockwise_sums.py", "sums.sub_(of_keys)", "sums.sub_(0 * of_keys)"),
     Mutant(
         "groups of rows take each other's channels",
@@ -1118,10 +1144,10 @@ MUTANTS = [
         "\n        self._turn = 0",
     ),
     Mutant(
-        "evaluation begins with memory",
+        "the memory of an evaluation is kept",
         "training/segment_trainer.py",
-        "self._eval_memory, self._eval_sums = None, 0\n        output",
-        "self._eval_sums = 0\n        output",
+        "self._eval_memory = None\n        exact",
+        "exact",
     ),
     Mutant(
         "a resumed run begins at the first turn",
