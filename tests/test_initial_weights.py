@@ -151,3 +151,16 @@ def test_a_new_model_and_one_whose_checkpoint_has_no_positions(case: Case, tmp_p
 def test_every_scheme_with_tables_has_a_law() -> None:
     models = [LANGUAGE_MODELS[case.family](case.config()) for case in (param.values[0] for param in cases(variants=True))]
     assert {type(scheme).__name__ for model in models for scheme, _, _ in tables(model)} == {*LAWS, "Alibi"}
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_output_projections_begin_smaller_by_the_root_of_the_residuals(family: str, norm: str) -> None:
+    """In a pre-norm stack, as GPT-2 begins them; all other projections are as wide as the configuration says."""
+    model = LANGUAGE_MODELS[family](Case(family, "rope", {}).config(**LARGER, norm_position=norm))
+    gain = (2 * LARGER["num_hidden_layers"]) ** -0.5 if norm == "pre" else 1.0
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"):
+        weights = [weight for path, weight in model.named_parameters() if path.endswith(f"{name}.weight")]
+        assert len(weights) == LARGER["num_hidden_layers"]
+        spread = torch.cat([weight.detach().flatten() for weight in weights]).std().item()
+        assert spread == pytest.approx(STD * (gain if name in ("o_proj", "down_proj") else 1.0), rel=0.02), name
