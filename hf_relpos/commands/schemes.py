@@ -111,7 +111,9 @@ def facts(name: str) -> dict[str, Any]:
 
 
 def _backends(kind: type[PositionScheme]) -> str:
-    return "eager, sdpa" if kind.needs_probabilities(kind.complete({})) else "all"
+    """Return the backends that compute a scheme, `flex_attention` where nothing has to be known of single probabilities."""
+    flex = [] if kind.needs_probabilities(kind.complete({})) else ["flex_attention"]
+    return ", ".join(["eager", "sdpa", *flex, *(["triton"] if kind.has_kernel else [])])
 
 
 def page(name: str, folder: Path) -> str:
@@ -132,7 +134,8 @@ def page(name: str, folder: Path) -> str:
     needs = kind.needs_probabilities(kind.complete({}))
     lines.append(f"- with another scheme in one layer: {_beside(name)}")
     lines.append("- cross-attention: none is added there")
-    lines.append(f"- backends: {f'`eager` and `sdpa`; not `flex_attention`: {needs}' if needs else 'all'}")
+    backends = ", ".join(f"`{backend}`" for backend in _backends(kind).split(", "))
+    lines.append(f"- backends: {backends}{f'; not `flex_attention`: {needs}' if needs else ''}")
     lines += ["", "## What it costs", "", _size(name), "", "## Parameters", ""]
     if not kind.parameter_specs:
         lines.append("None.")
