@@ -84,7 +84,7 @@ def of_all_heads(positions: Positions, query: torch.Tensor, key: torch.Tensor, *
 def of_rows(positions: Positions, mixed: torch.Tensor, slope: torch.Tensor) -> LowRankBias:
     """LowRankBias of how far queries look, and exceptions at every third distance."""
     place, distances = positions.furthest.double(), DistanceTables(positions).distances.values.double()
-    query = torch.stack([(0.3 * place).sin(), torch.ones_like(place)], -1)
+    query = torch.stack([(mixed[0, 1] * place).sin(), torch.ones_like(place)], -1)
     distance = slope[:, None, None] * torch.stack([distances * mixed[0, 0], (distances * 0.2).cos()])
     where = (distances % 3 == 0).nonzero()[:, 0]
     return LowRankBias(query, distance, (mixed[1, 1] * place)[:, None, :, None] * distance[:, :1, where], where)

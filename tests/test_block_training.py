@@ -207,9 +207,10 @@ def test_recomputed_layers_drop_the_same(case: Case, masks: list[Any]) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_dropout_does_not_depend_on_how_heads_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor, then, on the number of threads, which may even change between forward and backward."""
-    positions, terms, states, leaves = scene("bias", causal=True)
+@pytest.mark.parametrize("name", TERMS)
+def test_nothing_depends_on_how_heads_are_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither dropout nor gradients; nor, then, on the number of threads, which may even change between forward and backward."""
+    positions, terms, states, leaves = scene(name, causal=True)
 
     def run(forward: int, backward: int) -> list[torch.Tensor]:
         torch.manual_seed(5)
