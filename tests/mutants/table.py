@@ -528,7 +528,7 @@ MUTANTS = [
         "model/scheme_deberta.py",
         "self.dropout, self.training)",
         "self.dropout, True)",
-        ("heads",),
+        ("matrix",),
     ),
     Mutant("DeBERTa's scale counts one term", "model/scheme_deberta.py", "(1 + len(self.meeting))", "2"),
     Mutant(
@@ -679,7 +679,7 @@ MUTANTS = [
         "model/scheme_vectors.py",
         "self.dropout, self.training)",
         "self.dropout, True)",
-        ("heads",),
+        ("matrix",),
     ),
     Mutant(
         "Transformer-XL's distances are negative",
@@ -753,7 +753,7 @@ MUTANTS = [
         "model/attention.py",
         "self.attention_dropout if self.training else 0.0",
         "self.attention_dropout",
-        ("heads",),
+        ("block_training",),
     ),
     Mutant(
         "what acts behind the cache is left out",
