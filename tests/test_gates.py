@@ -182,6 +182,25 @@ def test_the_steepest_sums_are_finite(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(one, alone, rtol=0.02, atol=0.02)
 
 
+def test_rounding_does_not_add_up_in_gradients() -> None:
+    """Of a row's gradients, which sum to zero, rounding leaves something; over keys it would add up to several times the error."""
+    sizes = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "initializer_range": 0.2}
+    config = RelPosDecoderConfig(**sizes, position_scheme="fox", attn_implementation="sdpa", attention_path="blockwise")
+
+    def gradients(model: RelPosDecoderModel, ids: torch.Tensor) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy(model(ids).last_hidden_state[0], ids[0])
+        weights = [weight for name, weight in model.named_parameters() if "gate" in name]
+        return torch.cat([grad.double().flatten() for grad in torch.autograd.grad(loss, weights)])
+
+    errors = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model, ids = RelPosDecoderModel(config).double(), torch.randint(64, (1, 512))
+        exact = gradients(model, ids)
+        errors.append(((gradients(model.float(), ids) - exact).norm() / exact.norm()).item())
+    assert sum(errors) / 4 < 4e-6, errors
+
+
 @pytest.mark.parametrize("steep", [1.0, 10.0, 300.0, 1e9])
 @pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.float16, 2e-2), (torch.bfloat16, 0.15)], ids=str)
 def test_gradients_of_steep_sums(dtype: torch.dtype, bound: float, steep: float) -> None:
