@@ -180,7 +180,7 @@ def test_a_text_that_begins_anew(tmp_path):
 @pytest.mark.parametrize(
     ("stream", "fields", "reason"),
     [
-        (stream_of(TEXT, 3), {}, "the IterableDataset has 3 shards, too few for 8 lanes: each reads shards of its own"),
+        (stream_of(TEXT, 3), {}, "the IterableDataset of 3 shards cannot fill 8 lanes: each reads shards of its own"),
         (iter(TEXT), {}, "the generator has no lanes"),
         (Numbers(*[4] * LANES), {"max_steps": -1}, "max_steps has to be specified"),
         (stream_of_documents([[]] * LANES, LANES), {}, "first row of the stream has no tokens"),

@@ -68,8 +68,8 @@ class StreamLanes(Dataset):
             raise ValueError("the length of a stream is not known: set max_steps to the number of steps to train")
         if self.shards < rows:
             raise ValueError(
-                f"the {type(stream).__name__} has {self.shards} shards, too few for {rows} lanes: each reads shards of its own. Divide "
-                f"the data into {rows} files or more (`reshard()` divides parquet), or take fewer lanes: a smaller batch, fewer "
+                f"the {type(stream).__name__} of {self.shards} shards cannot fill {rows} lanes: each reads shards of its own. Divide the "
+                f"data into {rows} files or more (`reshard()` divides parquet), or take fewer lanes: a smaller batch, fewer "
                 "accumulated batches, processes or lane_groups"
             )
         self._cut = None if block_size is None else end
