@@ -10,11 +10,20 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_TH
 import pytest
 import torch
 from reload_folders import read_code_once
+from transformers.utils.logging import get_logger
+from transformers.utils.logging import set_verbosity_warning
+
+from hf_relpos.data import file_streams
+from hf_relpos.data import stream_lanes
 
 
 @pytest.fixture(autouse=True)
-def seed() -> None:
+def same_start() -> None:
+    """Begin each test alike, whichever ran before it: a trainer lowers what transformers says, and some is said once a process."""
     torch.manual_seed(0)
+    set_verbosity_warning()
+    for warn_once in (get_logger(__name__).warning_once, file_streams.warn_once, stream_lanes.warn_once):
+        warn_once.cache_clear()
 
 
 def pytest_configure() -> None:

@@ -65,7 +65,6 @@ def test_one_bounded_stack_bounds_a_model() -> None:
 def test_generation_beyond_the_trained_length_does_not_warn(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
     """Nor is it cut there, where no length was asked for."""
     model, warned = Case("decoder", scheme, {}).model(head=True, max_position_embeddings=BOUND), []
-    length_logger.warning_once.cache_clear()
     length_logger.addFilter(lambda record: warned.append(record.getMessage()) or True)
     model.generate(ids_of(), max_new_tokens=12, do_sample=False)
     assert not warned

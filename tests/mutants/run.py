@@ -1,7 +1,8 @@
 """Break the package in every way of the table, and see which test notices: `make mutants`.
 
-Each mutant is applied to a copy of the working tree, and the tests named for its file run there until one fails. What came out is kept,
-and taken again while the mutant, its file and its tests are as they were; so a run that was stopped goes on.
+Each mutant is applied to a copy of the working tree, and the tests named for its file run there until one fails. That test is then asked
+again without the mutant: it counts if it passes. What came out is kept, and taken again while the mutant, its file and its tests are as
+they were; so a run that was stopped goes on.
 """
 
 import argparse
@@ -10,7 +11,6 @@ import json
 import multiprocessing
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -47,8 +47,7 @@ PRELOADED = [
     "datasets",
     "accelerate",
 ]
-SAID = "said.txt"
-NOTICED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+)", re.MULTILINE)
+SAID, FAILED = "said.txt", "failed.txt"
 
 
 def main() -> int:
@@ -106,7 +105,10 @@ def digest(mutant: Mutant) -> str:
 
 
 def run_one(mutant: Mutant, folder: Path) -> dict:
-    """Apply a mutant in a copy, and return the test that noticed it, None if none did, and the seconds that took."""
+    """Apply a mutant in a copy, and return the test that noticed it, None if none did, and the seconds that took.
+
+    A RuntimeError says which test fails without the mutant too.
+    """
     path, started = folder / "hf_relpos" / mutant.file, time.perf_counter()
     whole = path.read_text(encoding="utf-8")
     if whole.count(mutant.old) != 1:
@@ -118,12 +120,15 @@ def run_one(mutant: Mutant, folder: Path) -> dict:
         test = first_failure(tests_of(mutant), folder)
     finally:
         path.write_text(whole, encoding="utf-8")
+    if test is not None and test.startswith("tests/") and first_failure([test], folder) is not None:
+        raise RuntimeError(f"{test} fails without the mutant {mutant.name!r} too: mend it, then begin again")
     return {"test": test, "seconds": round(time.perf_counter() - started)}
 
 
 def first_failure(tests: list[str], folder: Path) -> str | None:
-    """Run files of tests, each in a process of its own, until a test fails, and return its name; None if none does."""
+    """Run files of tests or single tests, each in a process of its own, until one fails, and return its name; None if none does."""
     for test in tests:
+        (folder / FAILED).unlink(missing_ok=True)
         context = multiprocessing.get_context("forkserver")
         process = context.Process(target=ask, args=(test, str(folder)))
         process.start()
@@ -131,17 +136,16 @@ def first_failure(tests: list[str], folder: Path) -> str | None:
         if process.is_alive():
             process.kill()
             return f"no end within {LIMIT} s"
-        said = (folder / SAID).read_text(encoding="utf-8", errors="replace")
         if process.exitcode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            found = NOTICED.search(said)
-            if found is None and process.exitcode != pytest.ExitCode.TESTS_FAILED:
+            if not (folder / FAILED).is_file():
+                said = (folder / SAID).read_text(encoding="utf-8", errors="replace")
                 raise RuntimeError(f"{test} ended with {process.exitcode}: {said[-2000:]}")
-            return found[1] if found else test
+            return (folder / FAILED).read_text(encoding="utf-8")
     return None
 
 
 def ask(test: str, folder: str) -> None:
-    """Run one file of tests in a copy, in a process that has torch and transformers already."""
+    """Run one file of tests, or one test, in a copy, in a process that has torch and transformers already."""
     os.chdir(folder)
     os.environ["PYTHONPATH"] = folder
     sys.path[:0] = [folder, f"{folder}/tests"]
@@ -153,9 +157,22 @@ def ask(test: str, folder: str) -> None:
             "mutants", phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate), database=None
         )
         hypothesis.settings.load_profile("mutants")  # a failure is enough: making it small takes minutes
-        code = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--tb=no", test])
+        code = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--tb=no", test], [WriteFailed(Path(FAILED))])
         sys.stdout.flush()
     os._exit(code)
+
+
+class WriteFailed:
+    """Writes the whole name of a test, or of a file that cannot be read, that fails into a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file.absolute()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed:
+            self.file.write_text(report.nodeid, encoding="utf-8")
+
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def preload() -> None:
@@ -211,7 +228,9 @@ def page(found: dict[str, dict]) -> str:
 
 
 def _named(test: str | None) -> str:
-    return "**none**" if test is None else f"`{test.removeprefix('tests/')}`" if test.startswith("tests/") else test
+    if test is None:
+        return "**none**"
+    return "`{}`".format(test.removeprefix("tests/").replace("|", r"\|")) if test.startswith("tests/") else test
 
 
 if __name__ == "__main__":
