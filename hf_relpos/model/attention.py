@@ -19,6 +19,7 @@ from .attention_backends import find_backend
 from .attention_kernels import KERNELS
 from .attention_kernels import kernels_serve
 from .devices import to_device
+from .memory_projections import MemoryProjections
 from .position_tables import DistanceTables
 from .positions import Positions
 from .running_sums import join_gates
@@ -57,7 +58,12 @@ class RelPosAttention(nn.Module):
         return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (batch, heads, length, head_dim)
 
     def extend(
-        self, context: torch.Tensor, scheme: Callable[..., Any], prepared: Any, cache: Cache | None
+        self,
+        context: torch.Tensor,
+        scheme: Callable[..., Any],
+        prepared: Any,
+        cache: Cache | None,
+        remembered: MemoryProjections | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return keys and values, those of the cache and then those made here, which it keeps, and the scheme's numbers per token.
 
@@ -66,11 +72,14 @@ class RelPosAttention(nn.Module):
             scheme: encodes the keys.
             prepared: what the scheme prepared of their positions.
             cache: key/value cache.
+            remembered: keys and values of a memory, which go before those made here.
 
         Returns:
             Keys and values, `(batch, kv_heads, key, head_dim)` each, and `(batch, heads, key)` numbers or None.
         """
         key, value = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
+        if remembered is not None:
+            key, value = remembered.join(self.layer_idx, key, value)
         key = to_device(scheme("encode_key", key, prepared), key.device)
         gates = to_device(scheme("gate_tokens", context), key.device)
         if cache is None:
@@ -125,6 +134,7 @@ class RelPosAttention(nn.Module):
         prepared: Any,
         cache: Cache | None = None,
         force_eager: bool = False,
+        remembered: MemoryProjections | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from `hidden_states (batch, query, hidden_size)` to `context (batch, fresh, hidden_size)` and the cache.
 
@@ -136,6 +146,7 @@ class RelPosAttention(nn.Module):
             prepared: what the scheme prepared of the positions.
             cache: key/value cache.
             force_eager: compute probabilities whatever the backend.
+            remembered: keys and values of a memory that `context` then leaves out.
 
         Returns:
             The output `(batch, query, hidden_size)` and the probabilities `(batch, heads, query, key)`, None if not computed.
@@ -143,7 +154,7 @@ class RelPosAttention(nn.Module):
         device = hidden_states.device
         prepared = to_device(prepared, device)
         query = to_device(scheme("encode_query", self._heads(self.q_proj(hidden_states)), prepared), device)
-        key, value, gates = self.extend(context, scheme, prepared, cache)
+        key, value, gates = self.extend(context, scheme, prepared, cache, remembered)
         query, key = to_device(scheme("scale_after_cache", query, key, prepared), device)
         terms = to_device(self.score_terms(scheme, tables, gates), device)
         return self._attend(query, key, value, terms, tables, scheme("scale"), force_eager)

@@ -28,6 +28,8 @@ from .head_classification import SequenceClassifierHead
 from .head_classification import TokenClassifierHead
 from .head_losses import check_labels
 from .head_losses import count_targets
+from .memory_projections import MemoryProjections
+from .memory_projections import begin_projections
 from .position_builder import build_positions
 from .position_ids_cache import append_position_ids
 from .position_ids_cache import seen_so_far
@@ -240,14 +242,24 @@ class RelPosDecoderModel(RelPosStack):
             memory_length=None if memory is None else memory.length,
             memory_slots=0 if memory is None else memory.slots,
         )
+        remembers = cache is None and config.mem_len > 0
+        remembered = self._remembered(memory) if remembers else None
         hidden_states, entered = self._run_layers(
-            self._enter(embeds, positions, token_type_ids), positions, memory, cache, force_eager
+            self._enter(embeds, positions, token_type_ids), positions, memory, cache, force_eager, remembered=remembered
         )
-        if cache is None and self.config.mem_len:
-            memory = next_memory(memory, entered, self.config.mem_len, positions.query_valid, positions.query_document)
-            memory = memory.detach() if self.config.detach_memory else memory
+        if remembers:
+            memory = next_memory(memory, entered, config.mem_len, positions.query_valid, positions.query_document)
+            memory = memory.detach() if config.detach_memory else memory
+            if remembered is not None and positions.query_valid is None:  # else padding has moved what is remembered
+                remembered.keep(memory)
         memory = memory if cache is None else None
         return RelPosModelOutput(last_hidden_state=hidden_states, cache=None if use_cache is False else cache, memory=memory)
+
+    def _remembered(self, memory: SegmentMemory | None) -> MemoryProjections | None:
+        """Return the keys and values of a memory, those that this pass is given and leaves; numbers of gates are not among them."""
+        if any(scheme.gates() for scheme in self.schemes_of_layers()):
+            return None
+        return begin_projections(memory, self.layers, self.config.mem_len)
 
     def _resolve_cache(
         self, cache: Cache | None, use_cache: bool | None, memory: SegmentMemory | None, batch: int

@@ -19,6 +19,9 @@ from .positions import Positions
 from .positions import lazy
 from .toeplitz import relative_shift
 from .toeplitz import to_diagonals
+from .weight_marks import Mark
+from .weight_marks import mark_weights
+from .weight_marks import same_weights
 
 DECODED_ALIKE = 256
 """Steps of decoding that share tables."""
@@ -53,6 +56,7 @@ class DistanceTables:
     Args:
         positions: who stands where.
         cache: where behind cached tokens this pass goes on, the cache: then what is `kept` is made for the steps after it too.
+        store: where behind a memory this pass goes on without gradients, what the passes before it kept.
 
     Attributes:
         positions: as given.
@@ -60,10 +64,10 @@ class DistanceTables:
         spare: how many more distances, further back than any key, `kept` makes tables for.
     """
 
-    def __init__(self, positions: Positions, cache: Any = None) -> None:
+    def __init__(self, positions: Positions, cache: Any = None, store: dict[Any, Any] | None = None) -> None:
         self.positions = positions
         self.spare = 0
-        self._store: dict[Any, _Entry] | None = None
+        self._store: dict[Any, _Entry] | None = store if positions.is_toeplitz and positions.causal else None
         self._prepared: dict[str, Any] = {}
         if cache is not None and not torch.compiler.is_compiling():
             self._continue(cache)
@@ -119,7 +123,7 @@ class DistanceTables:
             scheme: whose weights it depends on. In training mode, in which it may depend on chance, nothing is kept.
             make: makes it.
         """
-        weights = None if self._store is None or scheme.training else _weights(scheme)
+        weights = None if self._store is None or scheme.training else mark_weights(scheme)
         if self._store is None or weights is None:
             return make()
         entry = self._store.get(name)
@@ -127,7 +131,7 @@ class DistanceTables:
             entry is None
             or entry.settings != self._settings
             or entry.scheme is not scheme
-            or not _same(entry.weights, weights)
+            or not same_weights(entry.weights, weights)
         ):
             entry = self._store[name] = _Entry(self._settings, scheme, weights, make())
         return entry.made
@@ -194,10 +198,6 @@ class DistanceTables:
         return sums.scatter_add(-1, self._column[:, None].expand_as(probabilities), probabilities)
 
 
-Mark = tuple[torch.Tensor, int, int]
-"""A tensor, how often it was written to, and where it lies."""
-
-
 @dataclass(frozen=True)
 class _Entry:
     """A table that one step made, and all that it was made of: distances, a scheme, and its weights as they were."""
@@ -210,31 +210,3 @@ class _Entry:
 
 _STORES: WeakKeyDictionary[Any, dict[Any, _Entry]] = WeakKeyDictionary()
 """What is kept, by cache: it goes with the cache, and is no part of it, so that a cache can be copied, saved and exported."""
-
-
-def _weights(module: nn.Module) -> list[Mark] | None:
-    """Return the tensors of a module and the state that they are in; None where that cannot be told.
-
-    A tensor on no device is loaded only for the call (accelerate's offloading); inference tensors do not count what is written to
-    them; and those of some quantised formats have no place.
-    """
-    marks = []
-    for part in module.modules():
-        for tensor in (*part._parameters.values(), *part._buffers.values()):
-            if tensor is None:
-                continue
-            if tensor.is_meta or tensor.is_inference() or type(tensor) not in _PLAIN:
-                return None
-            marks.append((tensor, tensor._version, tensor.data_ptr()))
-    return marks
-
-
-_PLAIN = (torch.Tensor, nn.Parameter)
-
-
-def _same(before: list[Mark], now: list[Mark]) -> bool:
-    """Return whether two lists name the same tensors in the same state."""
-    return len(before) == len(now) and all(
-        old is new and past == version and here == place
-        for (old, past, here), (new, version, place) in zip(before, now, strict=True)
-    )

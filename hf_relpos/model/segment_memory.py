@@ -31,7 +31,7 @@ class SegmentMemory(NamedTuple):
 
     def detach(self) -> "SegmentMemory":
         """Return the same memory cut off from the graph."""
-        return SegmentMemory(self.hidden.detach(), self.length)
+        return SegmentMemory(self.hidden.detach() if self.hidden.requires_grad else self.hidden, self.length)
 
     def to(self, *args: Any, **kwargs: Any) -> "SegmentMemory":
         """Return the same memory on another device or with hidden states of another floating dtype."""

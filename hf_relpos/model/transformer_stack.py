@@ -20,6 +20,7 @@ from .forward_keywords import check_keywords
 from .head_losses import check_labels
 from .head_losses import count_targets
 from .hub_card import HubCardMixin
+from .memory_projections import MemoryProjections
 from .parallel_plans import ParallelPlans
 from .position_builder import build_positions
 from .position_documents import find_document_starts
@@ -285,22 +286,26 @@ class RelPosStack(RelPosPreTrainedModel):
         cache: Cache | None = None,
         force_eager: bool = False,
         beside: SecondInput | None = None,
+        remembered: MemoryProjections | None = None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run all layers; returns the last hidden states `(batch, sequence, hidden_size)` and what entered each layer.
 
-        With a query stream `beside`, its last hidden states `(batch, predict, hidden_size)` are returned.
+        With a query stream `beside`, its last hidden states `(batch, predict, hidden_size)` are returned. Of a memory whose keys and
+        values are `remembered`, the hidden states are not read.
         """
-        tables, home = DistanceTables(positions, cache), hidden_states.device
+        tables = DistanceTables(positions, cache, None if remembered is None else remembered.tables)
+        home = hidden_states.device
         prepared, second = self.prepare(tables), self._second_inputs(beside)
         states: Any = None if beside is None else beside.states
-        entered = []
+        entered, given = [], {} if remembered is None else {"remembered": remembered}
+        read = None if remembered is not None and remembered.before is not None else memory
         depth = self.config.num_hidden_layers  # lowered for a while where generation drafts with the first layers alone
         layers = list(zip(self.layers, self.schemes_of_layers(), strict=True))[:depth]
         for index, (layer, scheme) in enumerate(layers):
             entered.append(hidden_states.to(home))
             hidden_states = layer(
                 hidden_states,
-                None if memory is None else memory.hidden[:, index],
+                None if read is None else read.hidden[:, index],
                 states,
                 second.get(scheme.name),
                 scheme=scheme.call,
@@ -308,6 +313,7 @@ class RelPosStack(RelPosPreTrainedModel):
                 prepared=prepared[scheme.name],
                 cache=cache,
                 force_eager=force_eager,
+                **given,
             )
             if beside is not None and beside.seen is not None:
                 hidden_states, states = hidden_states

@@ -3,9 +3,10 @@
     python tests/benchmarks/memory_evaluation.py --output_dir runs/memory_evaluation
 
 The comparison of the Transformer-XL paper (arXiv 1901.02860, section 4.5): 4 layers, width 256, segments of 128.
-One arm reads the text once, as `hf_relpos.evaluation.language_model.evaluate_stream` does; the other passes over `attention length`
-tokens for each token it predicts, as `evaluate_windows(..., stride=1)` does, and is timed on a few of them: each costs
-the same. Before any number, streaming must give the logits of one pass with the sliding window.
+Two arms read the text once: through a cache, as `hf_relpos.evaluation.language_model.evaluate_stream` does, and by plain forward calls
+that hand on `memory`, as a loop of one's own does. The other passes over `attention length` tokens for each token it predicts, as
+`evaluate_windows(..., stride=1)` does, and is timed on a few of them: each costs the same. Before any number, both ways of streaming must
+give the logits of one pass with the sliding window.
 
 Writes results.json and table.md.
 """
@@ -25,6 +26,7 @@ from transformers import DynamicCache
 
 from hf_relpos import RelPosDecoderConfig
 from hf_relpos import RelPosDecoderForCausalLM
+from hf_relpos import SegmentMemory
 
 SEGMENT = 128
 TARGETS = {800: 350, 3800: 1200}
@@ -43,12 +45,25 @@ def stream(model: RelPosDecoderForCausalLM, ids: torch.Tensor, cache: DynamicCac
     return torch.cat(parts, 1)
 
 
+def remember(
+    model: RelPosDecoderForCausalLM, ids: torch.Tensor, memory: SegmentMemory | None = None
+) -> tuple[torch.Tensor, SegmentMemory]:
+    """The same by plain forward calls behind a memory; and the memory after them."""
+    parts = []
+    for part in ids.split(SEGMENT, 1):
+        output = model(input_ids=part, memory=memory)
+        memory = output.memory
+        parts.append(output.logits)
+    assert memory is not None
+    return torch.cat(parts, 1), memory
+
+
 def check(scheme: str, length: int) -> float:
     """The largest difference between streamed logits and those of one pass with the sliding window."""
     model, ids = make_model(scheme, length), torch.randint(259, (1, length + 3 * SEGMENT))
-    streamed = stream(model, ids, DynamicCache(config=model.config))
+    ways = stream(model, ids, DynamicCache(config=model.config)), remember(model, ids)[0]
     whole = model(input_ids=ids, use_cache=False).logits
-    difference = (streamed - whole).abs().max().item()
+    difference = max((streamed - whole).abs().max().item() for streamed in ways)
     if difference > 1e-4:
         raise SystemExit(f"{scheme}, attention length {length}: streamed logits are off by {difference:.2g}")
     return difference
@@ -61,43 +76,48 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def measure(scheme: str, length: int, rounds: int) -> dict[str, Any]:
-    """Seconds a token of both arms, interleaved, and their ratio."""
+    """Seconds a token of all arms, interleaved, and their ratios."""
     difference = check(scheme, length)
     with_memory, without = make_model(scheme, length), make_model(scheme, 0)
     ids = torch.randint(259, (1, length + SEGMENT))
     cache = DynamicCache(config=with_memory.config)
-    stream(with_memory, ids, cache)  # the memory is full from here on
+    stream(with_memory, ids, cache)  # cache and memory are full from here on
+    memory = remember(with_memory, ids)[1]
 
     def streamed() -> None:
         stream(with_memory, ids[:, : 4 * SEGMENT], cache)
 
+    def remembered() -> None:
+        remember(with_memory, ids[:, : 4 * SEGMENT], memory)
+
     def recomputed() -> None:
         without(input_ids=ids[:, :length], use_cache=False, logits_to_keep=1)
 
+    arms = {"cache": (streamed, 4 * SEGMENT), "memory": (remembered, 4 * SEGMENT), "recomputed": (recomputed, 1)}
     recomputed()
-    times = [(seconds(streamed) / (4 * SEGMENT), seconds(recomputed)) for _ in range(rounds)]
-    fast, slow = (statistics.median(column) for column in zip(*times, strict=True))
-    return {
-        "scheme": scheme,
-        "attention_length": length,
-        "memory_seconds_per_token": fast,
-        "recomputed_seconds_per_token": slow,
-        "speedup": slow / fast,
-        "lowest": min(b / a for a, b in times),
-        "highest": max(b / a for a, b in times),
-        "largest_logit_difference": difference,
-    }
+    times = [{name: seconds(work) / tokens for name, (work, tokens) in arms.items()} for _ in range(rounds)]
+    medians = {name: statistics.median(row[name] for row in times) for name in arms}
+    result: dict[str, Any] = {"scheme": scheme, "attention_length": length, "largest_logit_difference": difference}
+    result |= {f"{name}_seconds_per_token": median for name, median in medians.items()}
+    for name in ("cache", "memory"):
+        ratios = [row["recomputed"] / row[name] for row in times]
+        result[name] = {
+            "speedup": medians["recomputed"] / medians[name],
+            "lowest": min(ratios),
+            "highest": max(ratios),
+        }
+    return result
 
 
 def table(results: list[dict[str, Any]]) -> str:
     lines = [
-        "| scheme | attention length | recomputed, ms a token | memory, ms a token | speed-up |",
-        5 * "|---" + "|",
+        "| scheme | attention length | recomputed, ms a token | cache, ms a token | memory, ms a token | cache, times | memory, times |",
+        7 * "|---" + "|",
     ]
     for row in results:
-        slow, fast = (1000 * row[f"{arm}_seconds_per_token"] for arm in ("recomputed", "memory"))
-        cells = (row["scheme"], row["attention_length"], f"{slow:.1f}", f"{fast:.3f}", f"{row['speedup']:.0f}x")
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        times = (f"{1000 * row[f'{arm}_seconds_per_token']:.3f}" for arm in ("recomputed", "cache", "memory"))
+        faster = (f"{row[arm]['speedup']:.0f}" for arm in ("cache", "memory"))
+        lines.append("| " + " | ".join((row["scheme"], str(row["attention_length"]), *times, *faster)) + " |")
     return "\n".join(lines)
 
 
@@ -122,7 +142,8 @@ def main() -> None:
     for row in results:
         wanted = TARGETS.get(row["attention_length"]) if row["scheme"] == "transformer_xl" else None
         if wanted:
-            print(f"attention length {row['attention_length']}: {row['speedup']:.0f}x, target {wanted}x")
+            faster = ", ".join(f"{arm} {row[arm]['speedup']:.0f}x" for arm in ("cache", "memory"))
+            print(f"attention length {row['attention_length']}: {faster}, target {wanted}x")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "model/position_two_stream.py": ("permutation", "goldens_committed", "permutation_training"),
     "model/toeplitz.py": ("toeplitz", "matrix", "blockwise"),
     "model/segment_memory.py": ("memory", "memory_generation", "encoder_memory", "segment_trainer"),
+    "model/memory_projections.py": ("memory_projections", "memory"),
+    "model/weight_marks.py": ("memory_projections", "tables"),
     "model/sliding_cache.py": ("decoding", "padding"),
     "model/scheme_absolute.py": ("matrix", "schemes", "parity"),
     "model/scheme_base.py": ("matrix", "schemes", "config"),
@@ -214,6 +216,38 @@ MUTANTS = [
         "| _itself(positions))",
         "& ~_itself(positions))",
     ),
+    # Keys and values of a memory.
+    Mutant(
+        "a memory's keys outlive changed weights",
+        "model/memory_projections.py",
+        "or not same_weights(entry.weights, weights)",
+        "or False",
+    ),
+    Mutant(
+        "a memory's keys outlive a changed memory",
+        "model/memory_projections.py",
+        "or entry.state != _state(memory.hidden)",
+        "or False",
+    ),
+    Mutant("a memory's keys ignore hooks", "model/memory_projections.py", " and not hooked", ""),
+    Mutant(
+        "a memory's oldest keys are kept", "model/memory_projections.py", "states[:, :, -missing:]", "states[:, :, :slots]"
+    ),
+    Mutant(
+        "a memory's keys are joined behind",
+        "model/memory_projections.py",
+        "torch.cat([old, new], 2)",
+        "torch.cat([new, old], 2)",
+    ),
+    Mutant(
+        "padding stays among a memory's keys",
+        "model/modeling_relpos.py",
+        "if remembered is not None and positions.query_valid is None:",
+        "if remembered is not None:",
+        tests=("memory_projections",),
+    ),
+    Mutant("writes to weights are not counted", "model/weight_marks.py", "and past == version ", ""),
+    Mutant("moved weights are the same", "model/weight_marks.py", "and here == place", ""),
     # Tables over distances.
     Mutant(
         "kept tables serve other distances",
@@ -222,7 +256,10 @@ MUTANTS = [
         "return 0, high, self.made_for.dtype",
     ),
     Mutant(
-        "kept tables outlive changed weights", "model/position_tables.py", "or not _same(entry.weights, weights)", "or False"
+        "kept tables outlive changed weights",
+        "model/position_tables.py",
+        "or not same_weights(entry.weights, weights)",
+        "or False",
     ),
     Mutant("kept tables outlive their scheme", "model/position_tables.py", "or entry.scheme is not scheme", "or False"),
     Mutant(
