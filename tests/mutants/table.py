@@ -361,8 +361,8 @@ MUTANTS = [
     Mutant(
         "detach leaves the graph",
         "model/segment_memory.py",
-        "SegmentMemory(self.hidden.detach(), self.length)",
-        "SegmentMemory(self.hidden, self.length)",
+        "self.hidden.detach() if self.hidden.requires_grad else self.hidden",
+        "self.hidden",
     ),
     Mutant("select reorders hidden states only", "model/segment_memory.py", "self.length[rows])", "self.length)"),
     Mutant(
