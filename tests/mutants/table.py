@@ -386,7 +386,7 @@ MUTANTS = [
     Mutant(
         "the memory is not detached",
         "model/modeling_relpos.py",
-        "memory = memory.detach() if self.config.detach_memory else memory",
+        "memory = memory.detach() if config.detach_memory else memory",
         "memory = memory",
     ),
     Mutant(
