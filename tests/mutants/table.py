@@ -404,8 +404,8 @@ MUTANTS = [
     Mutant(
         "layers share one memory",
         "model/transformer_stack.py",
-        "memory.hidden[:, index],",
-        "memory.hidden[:, 0],",
+        "read.hidden[:, index],",
+        "read.hidden[:, 0],",
         ("memory",),
     ),
     Mutant(
