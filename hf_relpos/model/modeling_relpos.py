@@ -242,12 +242,11 @@ class RelPosDecoderModel(RelPosStack):
             memory_length=None if memory is None else memory.length,
             memory_slots=0 if memory is None else memory.slots,
         )
-        remembers = cache is None and config.mem_len > 0
-        remembered = self._remembered(memory) if remembers else None
+        remembered = self._remembered(memory, cache)
         hidden_states, entered = self._run_layers(
             self._enter(embeds, positions, token_type_ids), positions, memory, cache, force_eager, remembered=remembered
         )
-        if remembers:
+        if cache is None and config.mem_len:
             memory = next_memory(memory, entered, config.mem_len, positions.query_valid, positions.query_document)
             memory = memory.detach() if config.detach_memory else memory
             if remembered is not None and positions.query_valid is None:  # else padding has moved what is remembered
@@ -255,9 +254,9 @@ class RelPosDecoderModel(RelPosStack):
         memory = memory if cache is None else None
         return RelPosModelOutput(last_hidden_state=hidden_states, cache=None if use_cache is False else cache, memory=memory)
 
-    def _remembered(self, memory: SegmentMemory | None) -> MemoryProjections | None:
+    def _remembered(self, memory: SegmentMemory | None, cache: Cache | None) -> MemoryProjections | None:
         """Return the keys and values of a memory, those that this pass is given and leaves; numbers of gates are not among them."""
-        if any(scheme.gates() for scheme in self.schemes_of_layers()):
+        if cache is not None or not self.config.mem_len or any(scheme.gates() for scheme in self.schemes_of_layers()):
             return None
         return begin_projections(memory, self.layers, self.config.mem_len)
 
